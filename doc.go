@@ -1,0 +1,2 @@
+// Package createos leases CreateOS cloud sandboxes.
+package createos
