@@ -1,6 +1,13 @@
 package createos
 
-import "time"
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
 
 // DebtKind says what an entry of [Driver.Unconfirmed] stands for.
 type DebtKind string
@@ -64,3 +71,223 @@ type Unconfirmed struct {
 
 // Age is how long ago the entry was made.
 func (u Unconfirmed) Age() time.Duration { return time.Since(u.Since) }
+
+func (u Unconfirmed) scope() scope {
+	id := u.SandboxID
+	if id == "" {
+		id = u.SandboxName
+	}
+	return scope{tenant{u.CompanyID, u.EnvironmentID, u.APIURL}, id}
+}
+
+// A debtKey makes one entry of each kind in a scope.
+type debtKey struct {
+	scope scope
+	kind  DebtKind
+}
+
+// A debt is an entry with what only this driver knows of it. Driver.mu guards
+// it.
+type debt struct {
+	Unconfirmed
+	// missed is when a complete listing after the settle time first did not
+	// show the sandbox of a CreateUnknown entry.
+	missed time.Time
+}
+
+// takeOver makes an entry of an earlier driver one of this driver.
+func (d *Driver) takeOver(u Unconfirmed) error {
+	origin, err := normalizeOrigin(u.APIURL)
+	if err != nil {
+		return errors.New("apiUrl is no origin")
+	}
+	u.APIURL = origin
+	if err := (Environment{CompanyID: u.CompanyID, EnvironmentID: u.EnvironmentID}).check(); err != nil {
+		return err
+	}
+	if u.Kind == Acquiring {
+		u.Kind, u.EndedAt = CreateUnknown, time.Now()
+		if u.SandboxID != "" {
+			u.Kind = DestroyOwed
+		}
+	}
+	switch u.Kind {
+	case CreateUnknown:
+		if u.SandboxName == "" || u.LeaseKey == "" {
+			return errors.New("a create unknown needs sandboxName and leaseKey")
+		}
+		u.SandboxID = ""
+	case DestroyOwed, Stuck, ProcessUnproven, PauseOwed:
+		if !validID(u.SandboxID) {
+			return errors.New("sandboxId is no sandbox id")
+		}
+	default:
+		return errors.New("kind is not known")
+	}
+	if u.Since.IsZero() {
+		u.Since = time.Now()
+	}
+	if u.EndedAt.IsZero() {
+		u.EndedAt = time.Now() // not known, so as late as can be
+	}
+	u.Processes = slices.Clone(u.Processes)
+	key := debtKey{u.scope(), u.Kind}
+	if held := d.unconfirmed[key]; held != nil {
+		held.addProcesses(u.Processes)
+		return nil
+	}
+	d.unconfirmed[key] = &debt{Unconfirmed: u}
+	return nil
+}
+
+// owe records a debt, or renews the cause of one that is there already.
+func (d *Driver) owe(u Unconfirmed) {
+	key := debtKey{u.scope(), u.Kind}
+	d.mu.Lock()
+	for c := range d.active[key.scope] {
+		if c.gone {
+			d.mu.Unlock()
+			return
+		}
+	}
+	held := d.unconfirmed[key]
+	if held == nil {
+		if u.Since.IsZero() {
+			u.Since = time.Now()
+		}
+		held = &debt{Unconfirmed: u}
+		d.unconfirmed[key] = held
+	} else {
+		held.Cause = u.Cause
+		held.addProcesses(u.Processes)
+	}
+	now := held.copy()
+	d.mu.Unlock()
+	d.announce(now)
+}
+
+func (held *debt) addProcesses(names []string) {
+	for _, p := range names {
+		if !slices.Contains(held.Processes, p) {
+			held.Processes = append(held.Processes, p)
+		}
+	}
+}
+
+// copy is an entry that shares nothing with the debt.
+func (held *debt) copy() Unconfirmed {
+	u := held.Unconfirmed
+	u.Processes = slices.Clone(u.Processes)
+	return u
+}
+
+// announce tells of an entry that was made, or has a new cause.
+func (d *Driver) announce(u Unconfirmed) {
+	d.log.Warn("createos: unconfirmed", "kind", string(u.Kind), "sandbox", u.SandboxID, "name", u.SandboxName, "cause", u.Cause)
+	d.emit(Event{Kind: EventOwed, Time: time.Now(), SandboxID: u.SandboxID, Debt: &u})
+}
+
+// settle ends the entries of the given kinds in a scope.
+func (d *Driver) settle(s scope, kinds ...DebtKind) {
+	var ended []Unconfirmed
+	d.mu.Lock()
+	for _, kind := range kinds {
+		key := debtKey{s, kind}
+		if held := d.unconfirmed[key]; held != nil {
+			ended = append(ended, held.Unconfirmed)
+			delete(d.unconfirmed, key)
+		}
+	}
+	d.mu.Unlock()
+	for _, u := range ended {
+		d.log.Info("createos: settled", "kind", string(u.Kind), "sandbox", u.SandboxID, "name", u.SandboxName)
+		d.emit(Event{Kind: EventSettled, Time: time.Now(), SandboxID: u.SandboxID, Debt: &u})
+	}
+}
+
+// gone ends everything that is known of a sandbox that is proven destroyed. A
+// call that did not end in time may still be at work on it.
+func (d *Driver) gone(s scope) {
+	d.mu.Lock()
+	for c := range d.active[s] {
+		c.gone = true
+	}
+	delete(d.scratch, s)
+	d.mu.Unlock()
+	d.settle(s, DestroyOwed, Stuck, ProcessUnproven, PauseOwed)
+	d.forget(s)
+}
+
+// Unconfirmed lists what may run or cost money without being held by the host
+// as a lease: every entry, oldest first; the acquires that are running now;
+// and the releases that are running now, as what they would leave owed if
+// they never ended. An empty list means that nothing is owed. The entries
+// are copies. It sends nothing and may be called at any time, also after
+// Shutdown.
+func (d *Driver) Unconfirmed() []Unconfirmed {
+	d.mu.Lock()
+	list := d.debtsLocked()
+	for a := range d.acquiring {
+		if a.begun {
+			list = append(list, a.entry)
+		}
+	}
+	for s, u := range d.closing {
+		if d.unconfirmed[debtKey{s, u.Kind}] == nil {
+			list = append(list, u)
+		}
+	}
+	d.mu.Unlock()
+	sortEntries(list)
+	return list
+}
+
+// debtsLocked copies the entries that RetryCleanup works on.
+func (d *Driver) debtsLocked() []Unconfirmed {
+	list := make([]Unconfirmed, 0, len(d.unconfirmed)+len(d.acquiring)+len(d.closing))
+	for _, held := range d.unconfirmed {
+		list = append(list, held.copy())
+	}
+	return list
+}
+
+func sortEntries(list []Unconfirmed) {
+	slices.SortFunc(list, func(a, b Unconfirmed) int {
+		return cmp.Or(a.Since.Compare(b.Since), cmp.Compare(a.SandboxID, b.SandboxID),
+			cmp.Compare(a.SandboxName, b.SandboxName), cmp.Compare(a.Kind, b.Kind))
+	})
+}
+
+// An UnconfirmedError lists what is owed after a RetryCleanup or a Shutdown.
+type UnconfirmedError struct {
+	// Entries is what is left. After a RetryCleanup that are the entries that it
+	// works on; after a Shutdown also the acquires and releases that still run,
+	// and the sandboxes of other calls that have not ended.
+	Entries []Unconfirmed
+	// Cause is the end of the caller's context if that is why the call
+	// returned, else nil.
+	Cause error
+}
+
+func (e *UnconfirmedError) Error() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "createos: %d unconfirmed", len(e.Entries))
+	for i, u := range e.Entries {
+		sep := ", "
+		if i == 0 {
+			sep = ": "
+		}
+		who := u.SandboxID
+		if who == "" {
+			who = u.SandboxName
+		}
+		fmt.Fprintf(&b, "%s%s (%s)", sep, who, u.Kind)
+	}
+	if e.Cause != nil {
+		fmt.Fprintf(&b, ": %v", e.Cause)
+	}
+	return b.String()
+}
+
+// Unwrap gives the cause.
+func (e *UnconfirmedError) Unwrap() error { return e.Cause }
