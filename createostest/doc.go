@@ -1,0 +1,54 @@
+// Package createostest emulates the CreateOS Sandbox provider, for tests and
+// programs that use package createos without an account or a network. It is to
+// that provider what [net/http/httptest] is to a web server.
+//
+//	srv := createostest.NewServer(t)
+//	createostest.NoLeaks(t, srv) // at the end of the test
+//	driver, err := createos.NewDriver(srv.DriverConfig())
+//	env := createos.Environment{CompanyID: "acme", EnvironmentID: "ci", Config: srv.Config()}
+//	…
+//
+// # Two runners
+//
+// By default commands really run: real bash and real process trees, with the
+// files of each sandbox in a temporary directory. Nothing contains them; the
+// runner is made for trusted tests, not for foreign code. As a path such as
+// /workspace does not exist there, ask [Server.Workspace] for one.
+//
+// With [Options.InMemory] or [Options.Commands] commands are answered by a Go
+// function and files are kept in memory. With InMemory connections are pipes
+// too, so that a whole server works within a testing/synctest bubble and takes
+// no real time: start it inside of the bubble that uses it. A driver's shell
+// wrapping is understood and taken off, so that the function sees the command
+// as it was given, with its arguments, directory, environment and input.
+//
+// # Faults
+//
+// [Server.Fail] makes a request go wrong, by route and occurrence: refused,
+// delayed, hanging, answered with a status before or after its work was done,
+// dropped without a reply, cut in mid-body, garbled. [Server.Pause],
+// [Server.Kill], [Server.SetState] and [Server.RemoveRow] change sandboxes
+// behind the back of whoever believes to own them. [Server.Requests] is what
+// was asked and when, [Server.Sandboxes] what there is.
+//
+// # What is emulated
+//
+// Accounts and keys; ownership, by which what is foreign is unknown; the state
+// machine of sandboxes with its 409s and, on demand, its delays; names that
+// are unique among live sandboxes of an account and blocked until destroyed;
+// environment keys that show and values that do not; regions; plan, credit and
+// box limits; lists, newest first, with terminal rows and pages; patch, resize
+// and egress rules; auto-pause; exec, buffered and streaming; files; managed
+// processes with journal, connect, wait, input, signals and delete; the request
+// limit; catalogue, whoami and probes. Where the provider's behaviour is in
+// doubt, [Options] has a switch.
+//
+// # What is not
+//
+// Egress rules are kept and shown but enforce nothing. The clock of a sandbox
+// is that of the test. There is no scheduler, no resource limit, no metrics,
+// bandwidth accounts, networks, disks, templates, SSH keys, tunnels, shells,
+// ingress, delegated access tokens or self calls of the guest: routes of these
+// are answered with 501. A fork copies files, not memory, and only in memory.
+// Texts of errors follow the provider where they are known, no further.
+package createostest
