@@ -1,0 +1,289 @@
+package hosttree
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/createos-lease/createos/internal/archive"
+)
+
+// Prefixes of the names that a target has beside it while it is replaced. The
+// package that uses this one documents them.
+const (
+	NewPrefix = ".createos-new."
+	OldPrefix = ".createos-old."
+	// longBase is the longest name that fits behind a prefix.
+	longBase = 200
+)
+
+// A Target is a file or directory that is to be replaced, or a directory into
+// which files are to be put. What is new is made under another name on the same
+// file system, and renamed at the end.
+type Target struct {
+	parent   *os.Root
+	base     string
+	new, old string // beside base, in parent
+	merge    *os.Root
+}
+
+// OpenTarget opens the parent of a path, which must exist, and ends what an
+// earlier process that was killed left undone there: a directory that was moved
+// aside is put back if nothing is in its place, and removed otherwise.
+func OpenTarget(name string) (*Target, error) {
+	parent, base, err := openParent(name)
+	if err != nil {
+		return nil, err
+	}
+	if base == "." {
+		_ = parent.Close()
+		return nil, ErrNotFile
+	}
+	short := ShortName(base)
+	t := &Target{parent: parent, base: base, new: NewPrefix + short, old: OldPrefix + short}
+	if err := t.restore(); err != nil {
+		t.Close()
+		return nil, err
+	}
+	return t, nil
+}
+
+// ShortName is a name, or, if a prefix might make it too long, its SHA-256.
+func ShortName(base string) string {
+	if len(base) <= longBase {
+		return base
+	}
+	sum := sha256.Sum256([]byte(base))
+	return hex.EncodeToString(sum[:])
+}
+
+func (t *Target) restore() error {
+	if err := removeAll(t.parent, t.new); err != nil {
+		return err
+	}
+	_, err := t.parent.Lstat(t.old)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if _, err := t.parent.Lstat(t.base); errors.Is(err, fs.ErrNotExist) {
+		return t.parent.Rename(t.old, t.base)
+	}
+	return removeAll(t.parent, t.old)
+}
+
+// Close lets go of the target. What was staged and not put in its place must
+// have been discarded.
+func (t *Target) Close() {
+	if t.merge != nil {
+		_ = t.merge.Close()
+	}
+	_ = t.parent.Close()
+}
+
+// Look returns the kind of what is at a path whose parent must exist, 0 for
+// nothing. It changes nothing.
+func Look(name string) (archive.Kind, error) {
+	parent, base, err := openParent(name)
+	if err != nil {
+		return 0, err
+	}
+	defer parent.Close()
+	return look(parent, base)
+}
+
+// Look returns the kind of what is there, 0 for nothing.
+func (t *Target) Look() (archive.Kind, error) { return look(t.parent, t.base) }
+
+func look(parent *os.Root, base string) (archive.Kind, error) {
+	info, err := parent.Lstat(base)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return 0, nil
+	case err != nil:
+		return 0, err
+	case info.Mode()&fs.ModeSymlink != 0:
+		return archive.Link, nil
+	case info.IsDir():
+		return archive.Dir, nil
+	case info.Mode().IsRegular():
+		return archive.File, nil
+	}
+	return 0, ErrNotFile
+}
+
+// Open opens the directory that is there.
+func (t *Target) Open() (*os.Root, error) { return openSub(t.parent, t.base) }
+
+// StageFile makes the new file beside the old one.
+func (t *Target) StageFile() (*os.File, error) {
+	return t.parent.OpenFile(t.new, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+}
+
+// StageDir makes the new directory beside the old one.
+func (t *Target) StageDir() (*os.Root, error) {
+	if err := t.parent.Mkdir(t.new, 0o700); err != nil {
+		return nil, err
+	}
+	return t.parent.OpenRoot(t.new)
+}
+
+// StageMerge makes a directory in the one that is there, or in a fresh one:
+// what is moved from it into place then stays in one root all the way.
+func (t *Target) StageMerge() (*os.Root, error) {
+	err := t.parent.Mkdir(t.base, 0o755)
+	if err != nil && !errors.Is(err, fs.ErrExist) {
+		return nil, err
+	}
+	if t.merge, err = openSub(t.parent, t.base); err != nil {
+		return nil, err
+	}
+	if err := removeAll(t.merge, t.new); err != nil {
+		return nil, err
+	}
+	if err := t.merge.Mkdir(t.new, 0o700); err != nil {
+		return nil, err
+	}
+	return t.merge.OpenRoot(t.new)
+}
+
+// Discard removes what was staged.
+func (t *Target) Discard() error {
+	root := t.parent
+	if t.merge != nil {
+		root = t.merge
+	}
+	return removeAll(root, t.new)
+}
+
+// PutFile puts the staged file in its place. A link that is there is replaced,
+// not followed.
+func (t *Target) PutFile() error { return t.parent.Rename(t.new, t.base) }
+
+// StagedName is the path of the staged file in the parent, and the parent.
+func (t *Target) StagedName() (*os.Root, string) { return t.parent, t.new }
+
+// Swap puts the staged directory in the place of the old one. If that fails the
+// old one is put back. leftover says why the old one, if it was replaced, could
+// not be removed.
+func (t *Target) Swap(mode fs.FileMode) (leftover, err error) {
+	if err := t.parent.Chmod(t.new, mode.Perm()); err != nil {
+		return nil, err
+	}
+	err = t.parent.Rename(t.base, t.old)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, t.parent.Rename(t.new, t.base)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := t.parent.Rename(t.new, t.base); err != nil {
+		return nil, errors.Join(err, t.parent.Rename(t.old, t.base))
+	}
+	return removeAll(t.parent, t.old), nil
+}
+
+// Merge moves the entries from where StageMerge put them into the directory.
+// Each file is replaced at once. Before the first is moved all are looked at: a
+// directory must not meet something else there, a link least of all, nor a file a
+// directory.
+func (t *Target) Merge(entries []archive.Entry) error {
+	for _, e := range entries {
+		if err := t.fits(e); err != nil {
+			return err
+		}
+	}
+	for _, e := range entries {
+		name := filepath.FromSlash(e.Name)
+		var err error
+		if e.Kind == archive.Dir {
+			if err = t.merge.Mkdir(name, 0o700); errors.Is(err, fs.ErrExist) {
+				err = nil
+			}
+		} else {
+			err = t.merge.Rename(filepath.Join(t.new, name), name)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	for i := len(entries) - 1; i >= 0; i-- {
+		e := entries[i]
+		if e.Kind != archive.Dir {
+			continue
+		}
+		if err := t.merge.Chmod(filepath.FromSlash(e.Name), e.Mode.Perm()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (t *Target) fits(e archive.Entry) error {
+	info, err := t.merge.Lstat(filepath.FromSlash(e.Name))
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return err
+	case e.Kind == archive.Dir && info.Mode()&fs.ModeSymlink != 0:
+		return ErrIsLink
+	case e.Kind == archive.Dir && !info.IsDir():
+		return ErrNotDir
+	case e.Kind != archive.Dir && info.IsDir():
+		return ErrNotFile
+	}
+	return nil
+}
+
+// Delete removes entries from the merged directory, what lies below before what
+// lies above. A directory that is not empty stays.
+func (t *Target) Delete(names []archive.Entry) (deleted int, err error) {
+	for i := len(names) - 1; i >= 0; i-- {
+		e := names[i]
+		switch err := t.merge.Remove(filepath.FromSlash(e.Name)); {
+		case err == nil:
+			deleted++
+		case errors.Is(err, fs.ErrNotExist), e.Kind == archive.Dir:
+		default:
+			return deleted, err
+		}
+	}
+	return deleted, nil
+}
+
+// removeAll removes a tree also if directories in it do not allow that.
+func removeAll(root *os.Root, name string) error {
+	if err := root.RemoveAll(name); err == nil {
+		return nil
+	}
+	open(root, name)
+	return root.RemoveAll(name)
+}
+
+// open makes directories writable, as far as it can.
+func open(root *os.Root, name string) {
+	if info, err := root.Lstat(name); err != nil || !info.IsDir() {
+		return
+	}
+	_ = root.Chmod(name, 0o700)
+	sub, err := openSub(root, name)
+	if err != nil {
+		return
+	}
+	defer sub.Close()
+	list, err := fs.ReadDir(sub.FS(), ".")
+	if err != nil {
+		return
+	}
+	for _, d := range list {
+		if d.IsDir() {
+			open(sub, d.Name())
+		}
+	}
+}
