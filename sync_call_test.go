@@ -1,0 +1,548 @@
+//go:build unix
+
+package createos_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/createos-lease/createos"
+	"github.com/createos-lease/createos/createostest"
+)
+
+func TestSyncRefusesImpossibleMappings(t *testing.T) {
+	r := newSyncRig(t, createostest.Options{})
+	r.write(r.local("f"), "f")
+	good := createos.SyncMapping{Source: r.local("f"), Target: "f"}
+	with := func(change func(*createos.SyncMapping)) createos.SyncMapping {
+		m := good
+		change(&m)
+		return m
+	}
+	r.srv.ForgetRequests()
+	for field, m := range map[string]createos.SyncMapping{
+		"Target: absolute":        with(func(m *createos.SyncMapping) { m.Target = "/etc/x" }),
+		"Target: neighbour":       with(func(m *createos.SyncMapping) { m.Target = r.workspace + "-other/f" }),
+		"Target: parent":          with(func(m *createos.SyncMapping) { m.Target = "../f" }),
+		"Target: unclean":         with(func(m *createos.SyncMapping) { m.Target = "a/../f" }),
+		"Target: slash":           with(func(m *createos.SyncMapping) { m.Target = "a/" }),
+		"Target: empty":           with(func(m *createos.SyncMapping) { m.Target = "" }),
+		"Target: NUL":             with(func(m *createos.SyncMapping) { m.Target = "a\x00" }),
+		"Target: ours":            with(func(m *createos.SyncMapping) { m.Target = ".paperclip-runtime/x" }),
+		"Target: ours itself":     with(func(m *createos.SyncMapping) { m.Target = r.remote(".paperclip-runtime") }),
+		"Target: workspace":       with(func(m *createos.SyncMapping) { m.Target = "." }),
+		"Target: too long":        with(func(m *createos.SyncMapping) { m.Target = strings.Repeat("a/", 1100) + "a" }),
+		"Source: empty":           with(func(m *createos.SyncMapping) { m.Source = "" }),
+		"Source: NUL":             with(func(m *createos.SyncMapping) { m.Source = "a\x00" }),
+		"Kind: unknown":           with(func(m *createos.SyncMapping) { m.Kind = "socket" }),
+		"Mode: setuid":            with(func(m *createos.SyncMapping) { m.Mode = fs.ModeSetuid | 0o755 }),
+		"Exclude: malformed":      with(func(m *createos.SyncMapping) { m.Exclude = []string{"[a"} }),
+		"Exclude: empty":          with(func(m *createos.SyncMapping) { m.Exclude = []string{""} }),
+		"FollowSymlinks: in":      with(func(m *createos.SyncMapping) { m.FollowSymlinks = true }),
+		"Delete: without a merge": with(func(m *createos.SyncMapping) { m.Delete = true }),
+	} {
+		_, err := r.in(t.Context(), good, m)
+		var input *createos.InputError
+		require.ErrorAs(t, err, &input, field)
+		name, _, _ := strings.Cut(field, ":")
+		require.Equal(t, "Sync.Operations[0].Mappings[1]."+name, input.Field)
+	}
+	for field, s := range map[string]createos.Sync{
+		"Sync.MaxBytes":    {MaxBytes: -1},
+		"Sync.MaxEntries":  {MaxEntries: -1},
+		"Sync.MaxFile":     {MaxFile: -1},
+		"Sync.Compression": {Compression: "zstd"},
+		"Sync.Operations":  {Operations: []createos.SyncOperation{{Mappings: make([]createos.SyncMapping, 1001)}}},
+	} {
+		_, err := r.driver.SyncIn(t.Context(), r.env, r.lease, s)
+		var input *createos.InputError
+		require.ErrorAs(t, err, &input)
+		require.Equal(t, field, input.Field)
+	}
+	bad := createos.Sync{Operations: []createos.SyncOperation{{Commands: []createos.Command{{}}}}}
+	_, err := r.driver.SyncIn(t.Context(), r.env, r.lease, bad)
+	require.ErrorContains(t, err, "Command.Name")
+	_, err = r.driver.SyncOut(t.Context(), r.env, r.lease, bad)
+	require.ErrorContains(t, err, "Commands")
+	require.Empty(t, r.srv.Requests(), "nothing was sent")
+}
+
+// A batch is looked at as a whole on both sides before the first byte of content.
+func TestSyncLooksAtAllMappingsFirst(t *testing.T) {
+	r := newSyncRig(t, createostest.Options{})
+	r.write(r.local("f"), "f")
+	r.write(r.local("d/x"), "x")
+	r.write(r.remote("dir/x"), "x")
+	r.write(r.remote("file"), "x")
+	require.NoError(t, syscall.Mkfifo(r.local("fifo"), 0o600))
+	require.NoError(t, syscall.Mkfifo(r.remote("fifo"), 0o600))
+	good := createos.SyncMapping{Source: r.local("f"), Target: "good"}
+	for _, c := range []struct {
+		bad  createos.SyncMapping
+		want error
+	}{
+		{createos.SyncMapping{Source: r.local("nothing"), Target: "x"}, createos.ErrSyncMissing},
+		{createos.SyncMapping{Source: r.local("f"), Target: "x", Kind: createos.SyncDir}, createos.ErrSyncKind},
+		{createos.SyncMapping{Source: r.local("d"), Target: "x", Kind: createos.SyncFile}, createos.ErrSyncKind},
+		{createos.SyncMapping{Source: r.local("fifo"), Target: "x"}, createos.ErrSyncKind},
+		{createos.SyncMapping{Source: r.local("f"), Target: "dir"}, createos.ErrSyncKind},
+		{createos.SyncMapping{Source: r.local("d"), Target: "file"}, createos.ErrSyncKind},
+		{createos.SyncMapping{Source: r.local("d"), Target: "file/x"}, createos.ErrSyncKind},
+		{createos.SyncMapping{Source: r.local("d"), Target: "fifo"}, createos.ErrSyncKind},
+	} {
+		_, err := r.in(t.Context(), good, c.bad)
+		require.ErrorIs(t, err, c.want, "%+v", c.bad)
+		require.NoFileExists(t, r.remote("good"))
+	}
+	goodOut := createos.SyncMapping{Source: "file", Target: r.local("good")}
+	for _, c := range []struct {
+		bad  createos.SyncMapping
+		want error
+	}{
+		{createos.SyncMapping{Source: "nothing", Target: r.local("x")}, createos.ErrSyncMissing},
+		{createos.SyncMapping{Source: "dir", Target: r.local("f")}, createos.ErrSyncKind},
+		{createos.SyncMapping{Source: "file", Target: r.local("d")}, createos.ErrSyncKind},
+		{createos.SyncMapping{Source: "fifo", Target: r.local("x")}, createos.ErrSyncKind},
+		{createos.SyncMapping{Source: "file", Target: r.local("x"), Kind: createos.SyncDir}, createos.ErrSyncKind},
+	} {
+		_, err := r.out(t.Context(), goodOut, c.bad)
+		require.ErrorIs(t, err, c.want, "%+v", c.bad)
+		require.NoFileExists(t, r.local("good"))
+	}
+	r.clean()
+}
+
+// There may be more paths than one command can name.
+func TestSyncTakesManyMappings(t *testing.T) {
+	r := newSyncRig(t, createostest.Options{})
+	r.write(r.local("f"), "f")
+	long := strings.Repeat(strings.Repeat("x", 200)+"/", 9)
+	var list []createos.SyncMapping
+	for i := range 200 {
+		list = append(list, createos.SyncMapping{Source: r.local("f"), Target: fmt.Sprint(long, i)})
+	}
+	require.NoError(t, os.MkdirAll(r.remote(long+"199"), 0o755))
+	_, err := r.in(t.Context(), list...)
+	require.ErrorIs(t, err, createos.ErrSyncKind)
+	var failed *createos.SyncError
+	require.ErrorAs(t, err, &failed)
+	require.Equal(t, 199, failed.Mapping)
+	r.clean()
+}
+
+func TestSyncExcludes(t *testing.T) {
+	r := newSyncRig(t, createostest.Options{})
+	for _, f := range []string{"a.o", "a.c", "d/b.o", "d/b.c", "d/node_modules/x", "build/x", "d/build/x", "docs/a/b/c.md", "docs/x.txt", "tmp", "e/tmp/x"} {
+		r.write(r.local("src/"+f), f)
+	}
+	m := createos.SyncMapping{Source: r.local("src"), Target: "dst", Exclude: []string{"*.o", "node_modules", "/build", "docs/**/*.md", "tmp/"}}
+	_, err := r.in(t.Context(), m)
+	require.NoError(t, err)
+	want := []string{"a.c", "d/b.c", "d/build/x", "docs/x.txt", "tmp"}
+	files := func(dir string) (list []string) {
+		for name, text := range snapshot(t, dir) {
+			if text[0] == '-' {
+				list = append(list, name)
+			}
+		}
+		return list
+	}
+	require.ElementsMatch(t, want, files(r.remote("dst")))
+
+	// The same words mean the same on the way back, and what they match is
+	// not deleted.
+	for _, f := range []string{"x.o", "build/y", "docs/q/z.md", "gone"} {
+		r.write(r.local("back/"+f), f)
+		r.write(r.remote("dst/"+f), "other "+f)
+	}
+	require.NoError(t, os.Remove(r.remote("dst/gone")))
+	m.Source, m.Target, m.Delta, m.Delete = "dst", r.local("back"), true, true
+	res, err := r.out(t.Context(), m)
+	require.NoError(t, err)
+	require.Equal(t, 1, res.Operations[0].Deleted)
+	require.ElementsMatch(t, append(want, "x.o", "build/y", "docs/q/z.md"), files(r.local("back")))
+	require.Equal(t, "x.o", r.content(r.local("back/x.o")))
+	r.clean()
+}
+
+func TestSyncMergesIntoTheWorkspace(t *testing.T) {
+	r := newSyncRig(t, createostest.Options{})
+	r.write(r.local("src/a"), "new")
+	r.write(r.local("src/.paperclip-runtime/.paperclip-createos-lease"), "forged")
+	r.write(r.remote("kept"), "kept")
+	marker := r.content(r.remote(".paperclip-runtime/.paperclip-createos-lease"))
+	_, err := r.in(t.Context(), createos.SyncMapping{Source: r.local("src"), Target: r.workspace, Merge: true})
+	require.NoError(t, err)
+	require.Equal(t, "kept", r.content(r.remote("kept")))
+	_, err = r.in(t.Context(), createos.SyncMapping{Source: r.local("src"), Target: ".", Delta: true, Delete: true})
+	require.NoError(t, err)
+	require.NoFileExists(t, r.remote("kept"))
+	require.Equal(t, marker, r.content(r.remote(".paperclip-runtime/.paperclip-createos-lease")))
+	_, err = r.out(t.Context(), createos.SyncMapping{Source: ".", Target: r.local("all")})
+	require.NoError(t, err)
+	require.Len(t, snapshot(t, r.local("all")), 1)
+	r.clean()
+}
+
+func TestSyncOutFollowsLinksWhenAsked(t *testing.T) {
+	r := newSyncRig(t, createostest.Options{})
+	r.write(r.remote("elsewhere/file"), "followed")
+	r.write(r.remote("src/own"), "own")
+	victim, _ := r.victim()
+	for name, to := range map[string]string{
+		"abs": r.remote("elsewhere/file"), "rel": "../elsewhere/file", "own2": "own", "dir": "../elsewhere",
+		"out": filepath.Join(victim, "file"), "marker": r.remote(".paperclip-runtime/.paperclip-createos-lease"), "chain": "rel",
+	} {
+		require.NoError(t, os.Symlink(to, r.remote("src/"+name)))
+	}
+	res, err := r.out(t.Context(), createos.SyncMapping{Source: "src", Target: r.local("out"), FollowSymlinks: true})
+	require.NoError(t, err)
+	for _, name := range []string{"abs", "rel", "chain"} {
+		require.Equal(t, "followed", r.content(r.local("out/"+name)))
+	}
+	require.Equal(t, "own", r.content(r.local("out/own2")))
+	info, err := os.Lstat(r.local("out/own2"))
+	require.NoError(t, err)
+	require.True(t, info.Mode().IsRegular())
+	var skipped []string
+	for _, s := range res.Operations[0].Skipped {
+		skipped = append(skipped, s.Path)
+	}
+	require.ElementsMatch(t, []string{"dir", "out", "marker"}, skipped)
+	r.clean()
+}
+
+// A file above the limit goes in parts and is one file again.
+func TestSyncSplitsLargeFiles(t *testing.T) {
+	r := newSyncRig(t, createostest.Options{MaxFileBytes: 300_000})
+	fill(t, r.local("src/large"), 1_000_000)
+	fill(t, r.local("exact"), 600_000)
+	s := syncOf(createos.SyncMapping{Source: r.local("src/large"), Target: "large"}, createos.SyncMapping{Source: r.local("exact"), Target: "exact"})
+	s.MaxFile = 300_000
+	_, err := r.driver.SyncIn(t.Context(), r.env, r.lease, s)
+	require.NoError(t, err)
+	require.Equal(t, r.content(r.local("src/large")), r.content(r.remote("large")))
+	require.Equal(t, r.content(r.local("exact")), r.content(r.remote("exact")))
+
+	// The provider may have a limit for downloads as well.
+	refused := r.srv.Fail(createostest.Fault{Status: 413, When: func(q createostest.Request) bool {
+		return scratchFile("GET", "b.")(q) && !strings.HasSuffix(q.Query.Get("path"), ".part")
+	}})
+	s = syncOf(createos.SyncMapping{Source: "large", Target: r.local("back")})
+	s.MaxFile = 300_000
+	_, err = r.driver.SyncOut(t.Context(), r.env, r.lease, s)
+	require.NoError(t, err)
+	require.Equal(t, 1, refused.Hits())
+	require.Equal(t, r.content(r.local("src/large")), r.content(r.local("back")))
+	s.StrongDigests = true
+	s.Operations[0].Mappings[0].Target = r.local("back2")
+	_, err = r.driver.SyncOut(t.Context(), r.env, r.lease, s)
+	require.NoError(t, err)
+	require.Equal(t, r.content(r.local("src/large")), r.content(r.local("back2")))
+	r.clean()
+}
+
+// Large files in a tree go by themselves, in both directions.
+func TestSyncTreeWithLargeFiles(t *testing.T) {
+	r := newSyncRig(t, createostest.Options{})
+	fill(t, r.local("src/d/large one"), 17<<20)
+	fill(t, r.local("src/z\n\xff"), 16<<20)
+	r.write(r.local("src/d/small"), "small")
+	require.NoError(t, os.Chmod(r.local("src/d/large one"), 0o640))
+	want := snapshot(t, r.local("src"))
+	for _, strong := range []bool{false, true} {
+		s := syncOf(createos.SyncMapping{Source: r.local("src"), Target: fmt.Sprint("dst", strong)})
+		s.StrongDigests = strong
+		_, err := r.driver.SyncIn(t.Context(), r.env, r.lease, s)
+		require.NoError(t, err)
+		s = syncOf(createos.SyncMapping{Source: fmt.Sprint("dst", strong), Target: r.local(fmt.Sprint("back", strong))})
+		s.StrongDigests = strong
+		_, err = r.driver.SyncOut(t.Context(), r.env, r.lease, s)
+		require.NoError(t, err)
+		require.Equal(t, want, snapshot(t, r.local(fmt.Sprint("back", strong))))
+	}
+	r.clean()
+}
+
+func TestSyncCompresses(t *testing.T) {
+	for _, c := range []createos.SyncCompression{createos.SyncCompressAlways, createos.SyncCompressNever} {
+		r := newSyncRig(t, createostest.Options{})
+		for i := range 20 {
+			r.write(r.local(fmt.Sprintf("src/%d", i)), strings.Repeat("compressible ", 5000))
+		}
+		want := snapshot(t, r.local("src"))
+		s := createos.Sync{Compression: c, Operations: syncOf(createos.SyncMapping{Source: r.local("src"), Target: "dst"}).Operations}
+		r.srv.ForgetRequests()
+		_, err := r.driver.SyncIn(t.Context(), r.env, r.lease, s)
+		require.NoError(t, err)
+		require.Equal(t, want, snapshot(t, r.remote("dst")))
+		var sent int64
+		for _, q := range r.srv.Requests() {
+			if scratchFile("PUT", "p.")(q) {
+				sent += q.BodyBytes
+			}
+		}
+		require.Equal(t, c == createos.SyncCompressAlways, sent < 100_000, "%d bytes were sent", sent)
+		s.Operations = syncOf(createos.SyncMapping{Source: "dst", Target: r.local("back")}).Operations
+		_, err = r.driver.SyncOut(t.Context(), r.env, r.lease, s)
+		require.NoError(t, err)
+		require.Equal(t, want, snapshot(t, r.local("back")))
+		r.clean()
+	}
+}
+
+func TestSyncKeepsLimits(t *testing.T) {
+	r := newSyncRig(t, createostest.Options{})
+	for _, dir := range []string{r.local("src"), r.remote("src")} {
+		r.write(filepath.Join(dir, "a"), "12345")
+		r.write(filepath.Join(dir, "b"), "12345")
+	}
+	for name, limit := range map[string]createos.Sync{"bytes": {MaxBytes: 9}, "entries": {MaxEntries: 1}} {
+		s := limit
+		s.Operations = syncOf(createos.SyncMapping{Source: r.local("src"), Target: "dst"}).Operations
+		_, err := r.driver.SyncIn(t.Context(), r.env, r.lease, s)
+		require.ErrorIs(t, err, createos.ErrSyncLimit, name)
+		s.Operations = syncOf(createos.SyncMapping{Source: "src", Target: r.local("dst")}).Operations
+		_, err = r.driver.SyncOut(t.Context(), r.env, r.lease, s)
+		require.ErrorIs(t, err, createos.ErrSyncLimit, name)
+	}
+	require.NoFileExists(t, r.remote("dst"))
+	require.NoFileExists(t, r.local("dst"))
+	r.clean()
+}
+
+func TestSyncRunsCommandsInOrderUntilOneFails(t *testing.T) {
+	r := newSyncRig(t, createostest.Options{})
+	r.write(r.local("f"), "f")
+	s := syncOf(createos.SyncMapping{Source: r.local("f"), Target: "dir/f"})
+	s.Operations[0].Commands = []createos.Command{
+		{Name: "cat", Args: []string{"f"}, Dir: "dir"},
+		{Name: "sh", Args: []string{"-c", "exit 3"}},
+		{Name: "touch", Args: []string{"never"}},
+	}
+	s.Operations = append(s.Operations, createos.SyncOperation{ID: "second", Mappings: []createos.SyncMapping{{Source: r.local("f"), Target: "second"}}})
+	res, err := r.driver.SyncIn(t.Context(), r.env, r.lease, s)
+	var exit *createos.ExitError
+	require.ErrorAs(t, err, &exit)
+	require.Equal(t, 3, exit.ExitCode)
+	var failed *createos.SyncError
+	require.ErrorAs(t, err, &failed)
+	require.Equal(t, []any{"op", -1, 1}, []any{failed.Operation, failed.Mapping, failed.Command})
+	require.Len(t, res.Operations, 1)
+	require.False(t, res.Operations[0].Done)
+	require.Len(t, res.Operations[0].Commands, 2)
+	require.Equal(t, "f", string(res.Operations[0].Commands[0].Stdout))
+	require.NoFileExists(t, r.remote("never"))
+	require.NoFileExists(t, r.remote("second"))
+	s.Operations[0].Commands = s.Operations[0].Commands[:1]
+	res, err = r.driver.SyncIn(t.Context(), r.env, r.lease, s)
+	require.NoError(t, err)
+	require.True(t, res.Operations[0].Done && res.Operations[1].Done)
+	r.clean()
+}
+
+func TestSyncReportsProgress(t *testing.T) {
+	r := newSyncRig(t, createostest.Options{})
+	fillTree(t, r.local("src"), 300)
+	fill(t, r.local("src/large"), 17<<20)
+	total := int64(300<<10 + 17<<20)
+	check := func(reports []createos.SyncProgress) {
+		t.Helper()
+		var phases []createos.SyncPhase
+		var last createos.SyncProgress
+		for _, p := range reports {
+			if p.Phase != last.Phase {
+				phases = append(phases, p.Phase)
+			}
+			require.Equal(t, "op", p.Operation)
+			require.GreaterOrEqual(t, p.Bytes, last.Bytes)
+			last = p
+		}
+		require.Equal(t, []createos.SyncPhase{createos.SyncScan, createos.SyncTransfer, createos.SyncCommit}, phases)
+		require.Equal(t, total, last.Bytes)
+		require.Equal(t, total, last.TotalBytes)
+		require.Equal(t, 301, last.Files)
+		require.Equal(t, 301, last.TotalFiles)
+	}
+	var reports []createos.SyncProgress
+	s := syncOf(createos.SyncMapping{Source: r.local("src"), Target: "dst"})
+	s.Progress = func(p createos.SyncProgress) { reports = append(reports, p) }
+	_, err := r.driver.SyncIn(t.Context(), r.env, r.lease, s)
+	require.NoError(t, err)
+	check(reports)
+	reports = nil
+	s.Operations = syncOf(createos.SyncMapping{Source: "dst", Target: r.local("back")}).Operations
+	_, err = r.driver.SyncOut(t.Context(), r.env, r.lease, s)
+	require.NoError(t, err)
+	check(reports)
+}
+
+// Release, Destroy and Shutdown cancel a sync, and wait until it has cleaned up.
+func TestSyncIsCancelledAndWaitedFor(t *testing.T) {
+	for name, c := range map[string]struct {
+		end  func(r *syncRig) error
+		want error
+	}{
+		"destroy":  {func(r *syncRig) error { return r.driver.Destroy(context.Background(), r.env, r.lease) }, createos.ErrLeaseClosing},
+		"shutdown": {func(r *syncRig) error { return r.driver.Shutdown(context.Background()) }, createos.ErrShutdown},
+	} {
+		for _, dir := range []string{"in", "out"} {
+			t.Run(name+"/"+dir, func(t *testing.T) {
+				r := newSyncRig(t, createostest.Options{})
+				r.write(r.local("src/f"), "new")
+				r.write(r.remote("src/f"), "new")
+				r.write(r.local("out/old"), "old")
+				reached := make(chan struct{})
+				method := map[string]string{"in": "PUT", "out": "GET"}[dir]
+				r.srv.Fail(createostest.Fault{When: scratchFile(method, "p."), Nth: 1, Hang: true, Before: func() { close(reached) }})
+				done := make(chan error, 1)
+				go func() {
+					var err error
+					if dir == "in" {
+						_, err = r.in(context.Background(), createos.SyncMapping{Source: r.local("src"), Target: "dst"})
+					} else {
+						_, err = r.out(context.Background(), createos.SyncMapping{Source: "src", Target: r.local("out")})
+					}
+					done <- err
+				}()
+				<-reached
+				require.NoError(t, c.end(r))
+				select {
+				case err := <-done:
+					require.ErrorIs(t, err, c.want)
+					require.NotErrorIs(t, err, context.Canceled)
+				default:
+					t.Fatal("not waited for")
+				}
+				require.Equal(t, "old", r.content(r.local("out/old")))
+				_, err := r.in(context.Background(), createos.SyncMapping{Source: r.local("src"), Target: "dst"})
+				if name == "shutdown" {
+					require.ErrorIs(t, err, createos.ErrShutdown)
+					require.ErrorIs(t, err, createos.ErrLeaseClosing)
+				}
+				require.Empty(t, r.driver.Unconfirmed())
+				r.clean()
+			})
+		}
+	}
+}
+
+func TestSyncBelongsToItsEnvironment(t *testing.T) {
+	r := newSyncRig(t, createostest.Options{})
+	r.srv.ForgetRequests()
+	other := r.env
+	other.CompanyID = "other"
+	_, err := r.driver.SyncIn(t.Context(), other, r.lease, createos.Sync{})
+	require.ErrorIs(t, err, createos.ErrForeignLease)
+	_, err = r.driver.SyncOut(t.Context(), other, r.lease, createos.Sync{})
+	require.ErrorIs(t, err, createos.ErrForeignLease)
+	require.Empty(t, r.srv.Requests())
+	res, err := r.driver.SyncIn(t.Context(), r.env, r.lease, createos.Sync{})
+	require.NoError(t, err)
+	require.Empty(t, res.Operations)
+}
+
+// A sandbox that its auto-pause has paused is woken, whatever step comes next.
+func TestSyncWakesAPausedSandbox(t *testing.T) {
+	r := newSyncRig(t, createostest.Options{})
+	r.write(r.local("src/f"), "new")
+	pause := func() {
+		_ = r.srv.Pause(r.lease.ProviderLeaseID)
+	}
+	for _, method := range []string{"PUT", "GET", "POST"} {
+		hit := r.srv.Fail(createostest.Fault{Method: method, Nth: 1, Before: pause, When: func(q createostest.Request) bool {
+			return strings.HasSuffix(q.Path, "/files") || strings.HasSuffix(q.Path, "/exec")
+		}, Frames: nil})
+		_, err := r.in(t.Context(), createos.SyncMapping{Source: r.local("src"), Target: "dst"})
+		require.NoError(t, err)
+		_, err = r.out(t.Context(), createos.SyncMapping{Source: "dst", Target: r.local("back")})
+		require.NoError(t, err)
+		require.Equal(t, 1, hit.Hits(), method)
+		r.srv.ClearFaults()
+	}
+	r.clean()
+}
+
+// Scratch files that could not be removed are a warning, and the next sync removes
+// them.
+func TestSyncRemovesLateWhatItCouldNotRemove(t *testing.T) {
+	r := newSyncRig(t, createostest.Options{}, func(c *createos.DriverConfig) { c.CleanupTimeout = time.Second })
+	r.write(r.local("f"), "f")
+	r.srv.ForgetRequests()
+	_, err := r.in(t.Context(), createos.SyncMapping{Source: r.local("f"), Target: "f"})
+	require.NoError(t, err)
+	last := len(r.srv.Requests())
+	r.srv.Fail(createostest.Fault{Nth: last, Times: 10, Status: 503})
+	res, err := r.in(t.Context(), createos.SyncMapping{Source: r.local("f"), Target: "f"})
+	require.NoError(t, err)
+	require.Len(t, res.Warnings, 1)
+	require.NotEmpty(t, r.scratchFiles())
+	r.srv.ClearFaults()
+	res, err = r.in(t.Context(), createos.SyncMapping{Source: r.local("f"), Target: "f"})
+	require.NoError(t, err)
+	require.Empty(t, res.Warnings)
+	r.clean()
+}
+
+// Syncs of one lease may run at the same time, to the same target too: the target
+// is one of them as a whole.
+func TestSyncsRunAtTheSameTime(t *testing.T) {
+	r := newSyncRig(t, createostest.Options{})
+	const n = 4
+	for i := range n {
+		for j := range 5 {
+			r.write(r.local(fmt.Sprintf("src%d/%d", i, j)), fmt.Sprint(i))
+		}
+	}
+	var all sync.WaitGroup
+	failed := make([]error, 2*n)
+	for i := range n {
+		all.Go(func() {
+			_, failed[i] = r.in(t.Context(), createos.SyncMapping{Source: r.local(fmt.Sprintf("src%d", i)), Target: "same"})
+		})
+		all.Go(func() {
+			own := fmt.Sprintf("own%d", i)
+			_, err := r.in(t.Context(), createos.SyncMapping{Source: r.local(fmt.Sprintf("src%d", i)), Target: own})
+			_, err2 := r.out(t.Context(), createos.SyncMapping{Source: own, Target: r.local("same")})
+			failed[n+i] = errors.Join(err, err2)
+		})
+	}
+	all.Wait()
+	require.NoError(t, errors.Join(failed...))
+	for _, dir := range []string{r.remote("same"), r.local("same")} {
+		first := r.content(filepath.Join(dir, "0"))
+		for j := range 5 {
+			require.Equal(t, first, r.content(filepath.Join(dir, fmt.Sprint(j))), dir)
+		}
+	}
+	r.clean()
+}
+
+// A source that changes while it is read is noticed.
+func TestSyncInNoticesAChange(t *testing.T) {
+	r := newSyncRig(t, createostest.Options{})
+	r.write(r.local("src/a"), "12345")
+	r.write(r.remote("dst/old"), "old")
+	r.srv.Fail(createostest.Fault{Route: "POST /v1/sandboxes/{id}/exec", Nth: 2, After: func() {
+		_ = os.WriteFile(r.local("src/a"), []byte("1"), 0o644)
+	}})
+	m := createos.SyncMapping{Source: r.local("src"), Target: "dst", Delta: true}
+	_, err := r.in(t.Context(), m)
+	require.ErrorIs(t, err, createos.ErrSyncChanged)
+	require.Equal(t, "old", r.content(r.remote("dst/old")))
+	r.srv.ClearFaults()
+	_, err = r.in(t.Context(), m)
+	require.NoError(t, err)
+	r.clean()
+}

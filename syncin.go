@@ -1,0 +1,448 @@
+package createos
+
+import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/createos-lease/createos/internal/archive"
+	"github.com/createos-lease/createos/internal/hosttree"
+)
+
+// in moves one mapping into the sandbox.
+func (y *syncer) in(ctx context.Context, m *mapping, r *SyncOperationResult) error {
+	if m.Kind == SyncFile {
+		return y.inFile(ctx, m, r)
+	}
+	return y.inDir(ctx, m, r)
+}
+
+func (y *syncer) inFile(ctx context.Context, m *mapping, r *SyncOperationResult) error {
+	f, info, err := hosttree.OpenFile(m.local)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	e := archive.Entry{
+		Name: "file", Kind: archive.File, Mode: m.fileMode(info.Mode()), Size: info.Size(), ModTime: info.ModTime().Unix(),
+	}
+	if e.Size > y.plan.limits.Bytes {
+		return ErrSyncLimit
+	}
+	y.phase(m, SyncScan, nil)
+	if m.Delta {
+		if same, err := y.remoteIs(ctx, m, e, f); err != nil || same {
+			r.Unchanged++
+			return err
+		}
+	}
+	y.phase(m, SyncTransfer, []archive.Entry{e})
+	var bg background
+	n := y.number()
+	staged := fmt.Sprintf("p.%d.0", n)
+	err = errors.Join(y.sendFile(ctx, n, e, f, "", &bg), bg.wait())
+	if err != nil {
+		return err
+	}
+	y.phase(m, SyncCommit, []archive.Entry{e})
+	b := guestWord("./" + path.Base(m.remote))
+	body := guestDown(m.remote, false, true) + `x=$(near "$S/` + staged + `") && [ -n "$x" ] || exit 96
+[ ! -L ` + b + ` ] || exit 90
+[ ! -d ` + b + ` ] || exit 93
+mv -f -T -- "$x" ` + b + ` || exit 96`
+	if err := y.commit(ctx, body); err != nil {
+		return err
+	}
+	r.Files++
+	r.Bytes += e.Size
+	return nil
+}
+
+// fileMode is the mode that a file gets.
+func (m *mapping) fileMode(own fs.FileMode) fs.FileMode {
+	if m.Mode != 0 {
+		return m.Mode
+	}
+	return own.Perm()
+}
+
+// commit runs the last step of a mapping. Of a sandbox one at a time does.
+func (y *syncer) commit(ctx context.Context, body string) error {
+	unlock, err := y.d.commits.Lock(ctx, y.l.scope.origin+"\x00"+y.l.scope.id)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	_, err = y.step(ctx, body)
+	return err
+}
+
+// remoteIs says whether a file of the workspace has mode and content of e.
+func (y *syncer) remoteIs(ctx context.Context, m *mapping, e archive.Entry, f *os.File) (bool, error) {
+	b := guestWord("./" + path.Base(m.remote))
+	out, err := y.step(ctx, guestDown(m.remote, false, false)+`[ ! -L `+b+` ] || exit 90
+[ -f `+b+` ] || exit 92
+stat -c %a -- `+b+`; told `+b+` || exit 95`)
+	if errors.Is(err, ErrSyncMissing) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	mode, told, _ := strings.Cut(out, "\n")
+	there, err := toldFile("", told)
+	if err != nil {
+		return false, err
+	}
+	if mode != strconv.FormatUint(uint64(e.Mode), 8) || there.size != e.Size {
+		return false, nil
+	}
+	s := y.newSource(io.NewSectionReader(f, 0, e.Size), newSHA256(), e.Size, 0)
+	if n, err := io.Copy(io.Discard, struct{ io.Reader }{s}); err != nil || n != e.Size {
+		return false, errors.Join(err, archive.ErrChanged)
+	}
+	sum, err := there.sum()
+	return err == nil && sum == s.hash.text(), err
+}
+
+// sendFile uploads a file, in as many parts as it takes, as the scratch file
+// "p.<number>.0". What then happens to it, in $F, is for place to say. The last
+// step runs on in bg.
+func (y *syncer) sendFile(ctx context.Context, number int, e archive.Entry, f io.ReaderAt, place string, bg *background) error {
+	limit := y.plan.maxFile
+	for i, off := 0, int64(0); i == 0 || off < e.Size; i++ {
+		size := min(limit, e.Size-off)
+		name := fmt.Sprintf("p.%d.%d", number, i)
+		src := y.newSource(io.NewSectionReader(f, off, size), y.newLarge(), size, size)
+		if err := y.put(ctx, name, src, size); err != nil {
+			return err
+		}
+		off += size
+		body := fmt.Sprintf("F=$S/p.%d.0 p=$S/%s\n[ \"$(mark \"$p\")\" = '%s' ] || exit 94\n", number, name, src.hash.text())
+		if i > 0 {
+			body += `cat <"$p" >>"$F" && rm -f -- "$p" || exit 96` + "\n"
+		}
+		if off == e.Size {
+			body += fmt.Sprintf("[ \"$(stat -c %%s -- \"$F\")\" = %d ] || exit 94\nchmod %o -- \"$F\" && touch -d @%d -- \"$F\" || exit 96\n%s",
+				e.Size, e.Mode.Perm(), e.ModTime, place)
+		}
+		err := bg.start(func() error {
+			_, err := y.step(ctx, body)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		limit = min(joinPart, y.plan.maxFile)
+	}
+	y.meter.add(0, 1)
+	return nil
+}
+
+func (y *syncer) inDir(ctx context.Context, m *mapping, r *SyncOperationResult) error {
+	root, err := hosttree.OpenDir(m.local)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	y.phase(m, SyncScan, nil)
+	t, err := y.localTree(ctx, root, m)
+	if err != nil {
+		return err
+	}
+	send, remove, same := t.entries, removal{}, 0
+	if m.Delta || m.Delete {
+		there, err := y.compared(ctx, m, t, root)
+		if err != nil {
+			return err
+		}
+		if m.Delta {
+			send, same = t.differing(there, uint32(m.Mode))
+		}
+		if m.Delete {
+			remove = t.missing(there)
+		}
+	}
+	if !m.Merge || len(send)+remove.count() > 0 {
+		if err := y.sendTree(ctx, m, root, t, send, remove); err != nil {
+			return err
+		}
+	}
+	r.moved(send)
+	r.skipped(m, t.skipped)
+	r.Unchanged += same
+	r.Deleted += remove.count()
+	return nil
+}
+
+// moved counts what a mapping has moved.
+func (r *SyncOperationResult) moved(entries []archive.Entry) {
+	for _, e := range entries {
+		if e.Kind == archive.File {
+			r.Files++
+			r.Bytes += e.Size
+		}
+	}
+}
+
+// compared lists the other side, with digests for a delta: those of this side are
+// made at the same time.
+func (y *syncer) compared(ctx context.Context, m *mapping, t *tree, root *os.Root) (*tree, error) {
+	var bg background
+	if m.Delta {
+		_ = bg.start(func() error { return t.digest(ctx, root) })
+	}
+	there, _, err := y.remoteTree(ctx, m, m.Delta, true)
+	return there, errors.Join(err, bg.wait())
+}
+
+// sendTree sends entries and puts them in place.
+func (y *syncer) sendTree(ctx context.Context, m *mapping, root *os.Root, t *tree, send []archive.Entry, remove removal) error {
+	y.phase(m, SyncTransfer, send)
+	top := y.number()
+	into := fmt.Sprintf(`"$S/tree.%d"`, top)
+	if err := y.sendUnits(ctx, m, root, send, top); err != nil {
+		return err
+	}
+	// Directories keep a mode with which they can be filled, and get their own
+	// from a last archive: for all in the place that is merged into, which
+	// may have had others.
+	dirs := slices.DeleteFunc(slices.Clone(send), func(e archive.Entry) bool {
+		return e.Kind != archive.Dir || !m.Merge && e.Mode&0o700 == 0o700
+	})
+	modes := ""
+	if len(dirs) > 0 {
+		dest := into
+		if m.Merge {
+			dest = `"$Q"`
+		}
+		var err error
+		if modes, err = y.sendPack(ctx, &unit{number: y.number(), entries: dirs}, nil, dest); err != nil {
+			return err
+		}
+	}
+	body := "T=" + into + "\nmkdir -p \"$T\" || exit 96\n"
+	if m.Merge {
+		first, err := y.deleteBody(ctx, remove.first)
+		if err != nil {
+			return err
+		}
+		last, err := y.deleteBody(ctx, remove.last)
+		if err != nil {
+			return err
+		}
+		body += guestDown(m.remote, true, true) + "Q=$PWD\n" + first + guestMerge + last + modes
+	} else {
+		body += modes + guestDown(m.remote, false, true) + replaceBody(m.remote, t.mode)
+	}
+	y.phase(m, SyncCommit, send)
+	return y.commit(ctx, body)
+}
+
+// deleteBody uploads names and returns the script that deletes them.
+func (y *syncer) deleteBody(ctx context.Context, entries []archive.Entry) (string, error) {
+	if len(entries) == 0 {
+		return "", nil
+	}
+	file := "del." + strconv.Itoa(y.number())
+	return "L=$S/" + file + guestDelete, y.putNames(ctx, file, entries, true)
+}
+
+// sendUnits sends what is in a tree into the scratch directory "tree." and the
+// number.
+func (y *syncer) sendUnits(ctx context.Context, m *mapping, root *os.Root, send []archive.Entry, top int) (err error) {
+	var bg background
+	defer func() { err = errors.Join(err, bg.wait()) }()
+	r := hosttree.NewReader(root)
+	defer r.Close()
+	entries := make([]archive.Entry, len(send))
+	for i, e := range send {
+		switch e.Kind {
+		case archive.File:
+			e.Mode = m.fileMode(e.Mode)
+		case archive.Dir:
+			e.Mode |= 0o700
+		}
+		entries[i] = e
+	}
+	into := fmt.Sprintf(`"$S/tree.%d"`, top)
+	for _, u := range y.cut(entries, false) {
+		if u.large {
+			err = y.sendLarge(ctx, r, u, top, &bg)
+		} else {
+			var body string
+			if body, err = y.sendPack(ctx, u, r, into); err == nil {
+				err = bg.start(func() error {
+					_, err := y.step(ctx, body)
+					return err
+				})
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (y *syncer) sendLarge(ctx context.Context, r *hosttree.Reader, u *unit, top int, bg *background) error {
+	e := u.entries[0]
+	f, err := r.Open(e)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	dir := guestWord(path.Dir("./tree." + strconv.Itoa(top) + "/" + e.Name))
+	place := "cd -- \"$S\" && { [ -d " + dir + " ] || mkdir -p -- " + dir + "; } && mv -f -T -- \"$F\" " + dir + "/" + guestWord(path.Base(e.Name)) + " || exit 96"
+	return y.sendFile(ctx, u.number, e, f, place, bg)
+}
+
+// sendPack uploads an archive and returns the script that unpacks it.
+func (y *syncer) sendPack(ctx context.Context, u *unit, r *hosttree.Reader, into string) (string, error) {
+	s, err := archive.NewStream(u.entries, func(e archive.Entry) (io.ReadCloser, error) { return r.Open(e) })
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = s.Close() }() // it was only read from
+	content, files := int64(0), 0
+	for _, e := range u.entries {
+		if e.Kind == archive.File {
+			content += e.Size
+			files++
+		}
+	}
+	var body io.ReadSeeker = s
+	size, unpack := s.Size(), `tar -xpof "$f" -C `+into
+	if y.compresses() {
+		small, err := squeeze(s)
+		if err != nil {
+			return "", hostError(err)
+		}
+		if small != nil {
+			body, size = bytes.NewReader(small), int64(len(small))
+			unpack = `gzip -dc <"$f" | tar -xpo -C ` + into + " -f -"
+		}
+	}
+	src := y.newSource(body, newSHA256(), size, content)
+	began := time.Now()
+	if err := y.put(ctx, u.name(), src, size); err != nil {
+		return "", err
+	}
+	y.timed(size, began)
+	y.meter.add(0, files)
+	return fmt.Sprintf("f=$S/%s\nverify \"$f\" %d %s || exit 94\nmkdir -p %s && %s && rm -f \"$f\" || exit 96\n",
+		u.name(), size, src.hash.text(), into, unpack), nil
+}
+
+// maxSqueezed is the largest compressed archive. It is held in memory, because the
+// provider wants to know its length first.
+const maxSqueezed = 8 << 20
+
+// squeeze compresses an archive, or gives nil, and the archive back from its start,
+// if it stays too large or does not get smaller by much.
+func squeeze(s *archive.Stream) ([]byte, error) {
+	var b bytes.Buffer
+	z, err := gzip.NewWriterLevel(&b, gzip.BestSpeed)
+	if err != nil {
+		return nil, err
+	}
+	for err == nil && b.Len() <= maxSqueezed {
+		_, err = io.CopyN(z, s, 256<<10)
+	}
+	if err == io.EOF {
+		err = z.Close()
+		if err == nil && int64(b.Len()) < s.Size()/10*9 {
+			return b.Bytes(), nil
+		}
+	}
+	_, serr := s.Seek(0, io.SeekStart)
+	return nil, errors.Join(err, serr)
+}
+
+// putNames uploads names, in their order or the other way round.
+func (y *syncer) putNames(ctx context.Context, file string, entries []archive.Entry, backwards bool) error {
+	var b bytes.Buffer
+	for i := range entries {
+		e := entries[i]
+		if backwards {
+			e = entries[len(entries)-1-i]
+		}
+		b.WriteString("./" + e.Name + "\x00")
+	}
+	return y.put(ctx, file, bytes.NewReader(b.Bytes()), int64(b.Len()))
+}
+
+// replaceBody puts $T in the place of a directory, from the directory above. What
+// was moved aside by a step that was killed in between is put back before.
+func replaceBody(remote string, mode uint32) string {
+	base := path.Base(remote)
+	aside := ".createos-old." + hosttree.ShortName(base)
+	return "b=" + guestWord("./"+base) + " o=" + guestWord("./"+aside) + fmt.Sprintf(` m=%o
+if [ ! -e "$b" ] && [ ! -L "$b" ] && [ -d "$o" ]; then mv -T -- "$o" "$b" || exit 96; fi
+rm -rf -- "$o" || exit 96
+[ ! -L "$b" ] || exit 90
+x=$(near "$T") && [ -n "$x" ] || exit 96
+if [ -e "$b" ]; then
+	[ -d "$b" ] || exit 93
+	mv -T -- "$b" "$o" || exit 96
+	mv -T -- "$x" "$b" || { mv -T -- "$o" "$b"; exit 96; }
+	chmod "$m" -- "$b"
+	rm -rf -- "$o" || { chmod -R u+rwx -- "$o" && rm -rf -- "$o"; }
+else
+	mv -T -- "$x" "$b" && chmod "$m" -- "$b" || exit 96
+fi
+`, mode)
+}
+
+// guestMerge moves what is in $T into the directory where the shell is, which
+// is $Q. All of it is looked at first: no directory may meet
+// something else, and nothing else a directory.
+const guestMerge = `
+x=$(near "$T") && [ -n "$x" ] || exit 96
+case $x in ./*) T=$Q/${x#./} ;; esac
+cd -- "$T" || exit 96
+find . -type d -print0 | while IFS= read -r -d '' e; do
+	[ ! -L "$Q/$e" ] || exit 90
+	[ -d "$Q/$e" ] || [ ! -e "$Q/$e" ] || exit 93
+done || exit
+find . ! -type d -print0 | while IFS= read -r -d '' e; do
+	[ -L "$Q/$e" ] || [ ! -d "$Q/$e" ] || exit 93
+done || exit
+find . -type d -print0 | while IFS= read -r -d '' e; do
+	[ -d "$Q/$e" ] || mkdir -- "$Q/$e" || exit 96
+	cd -P -- "$Q/$e" && [ "$PWD" = "$Q${e#.}" ] || exit 90
+	find "$T/$e" -mindepth 1 -maxdepth 1 ! -type d -print0 | xargs -0 -r mv -f -t . -- || exit 96
+done || exit
+case $x in ./*) rm -rf -- "$T" ;; esac
+cd -- "$Q" || exit 96
+`
+
+// guestDelete removes what the list $L names below $Q, from the bottom up. A
+// directory that is not empty stays.
+const guestDelete = `
+at= v=()
+flush() { [ ${#v[@]} -eq 0 ] || rm -f -- "${v[@]}" || exit 96; v=(); }
+while IFS= read -r -d '' e; do
+	p=${e%/*} n=./${e##*/}
+	if [ "$p" != "$at" ]; then
+		flush; at=
+		cd -P -- "$Q/$p" 2>/dev/null || continue
+		[ "$PWD" = "$Q${p#.}" ] || exit 90
+		at=$p
+	fi
+	if [ -d "$n" ] && [ ! -L "$n" ]; then flush; rmdir -- "$n" 2>/dev/null; continue; fi
+	v+=("$n"); [ ${#v[@]} -lt 500 ] || flush
+done <"$L"
+flush
+cd -- "$Q" || exit 96
+`

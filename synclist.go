@@ -1,0 +1,279 @@
+package createos
+
+import (
+	"bufio"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"strconv"
+	"strings"
+
+	"github.com/createos-lease/createos/internal/archive"
+	"github.com/createos-lease/createos/internal/hosttree"
+)
+
+// guestList lists the directory where the shell is, in records of fields that end
+// in NUL, so that a name may be anything. Digests come in a list of their own.
+const guestList = `
+[ -r . ] || exit 96
+{ stat -c %%a . && find . -mindepth 1 %[2]s -printf '%%y\0%%m\0%%s\0%%T@\0%%l\0%%P\0'; } >"$S/list.%[1]d" || exit 95
+told "$S/list.%[1]d"
+`
+
+const guestSums = `
+{ find . -mindepth 1 %[2]s -type f -print0 | xargs -0 -r sha256sum -z --; } >"$S/sums.%[1]d" || exit 95
+told "$S/sums.%[1]d"
+`
+
+// guestFollow lists what links to files within the workspace lead to.
+const guestFollow = `
+find . -mindepth 1 %[2]s -type l -print0 | while IFS= read -r -d '' e; do
+	t=$(readlink -f -- "$e" && printf x) && [ -f "$e" ] || continue
+	case $t in "$R"/.paperclip-runtime/*) ;; "$R"/*) stat -L --printf 'f\0%%a\0%%s\0%%Y\0\0' -- "$e" && printf '%%s\0' "${e#./}" || exit 95 ;; esac
+done >"$S/follow.%[1]d" || exit 95
+told "$S/follow.%[1]d"
+`
+
+// remoteTree lists a directory of the workspace. One that does not exist is an
+// empty tree if that is allowed.
+func (y *syncer) remoteTree(ctx context.Context, m *mapping, sums, mayMiss bool) (*tree, []archive.Entry, error) {
+	n := y.number()
+	body := guestDown(m.remote, true, false)
+	text := guestList
+	if sums {
+		text += guestSums
+	}
+	if m.FollowSymlinks {
+		text += guestFollow
+	}
+	prune := ""
+	if m.remote == "." {
+		prune = "-path ./" + runtimeDir + " -prune -o"
+	}
+	out, err := y.step(ctx, body+fmt.Sprintf(text, n, prune))
+	if mayMiss && errors.Is(err, ErrSyncMissing) {
+		return &tree{}, nil, nil
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	names := []string{"list", "sums", "follow"}
+	if !sums {
+		names = []string{"list", "follow"}
+	}
+	told := strings.Split(strings.TrimSpace(out), "\n")
+	if len(told) > len(names) {
+		return nil, nil, ErrSyncStep
+	}
+	t := &tree{}
+	var followed []archive.Entry
+	for i, line := range told {
+		f, err := toldFile(fmt.Sprintf("%s.%d", names[i], n), line)
+		if err != nil {
+			return nil, nil, err
+		}
+		err = y.fetch(ctx, f, func(r io.Reader) (err error) {
+			b := bufio.NewReaderSize(r, 64<<10)
+			switch names[i] {
+			case "list":
+				err = y.readList(b, m, t)
+			case "sums":
+				err = t.readSums(b)
+			default:
+				followed, err = y.readEntries(b, nil)
+			}
+			return err
+		})
+		if err != nil {
+			return nil, nil, err
+		}
+	}
+	return t, followed, nil
+}
+
+// readList reads a listing. The tree is then sorted, and without what is excluded
+// or cannot travel.
+func (y *syncer) readList(r *bufio.Reader, m *mapping, t *tree) error {
+	line, err := r.ReadString('\n')
+	if err != nil {
+		return refusedList(err)
+	}
+	mode, err := strconv.ParseUint(strings.TrimSuffix(line, "\n"), 8, 12)
+	if err != nil {
+		return refusedList(err)
+	}
+	*t = tree{mode: uint32(mode) & 0o777}
+	all, err := y.readEntries(r, &t.skipped)
+	if err != nil {
+		return err
+	}
+	byName(all)
+	gone := make(map[string]bool) // directories that are excluded or skipped
+	for _, s := range t.skipped {
+		gone[s.Name] = true
+	}
+	kept := all[:0]
+	for _, e := range all {
+		if gone[path.Dir(e.Name)] || m.excludes(e.Name, e.Kind == archive.Dir) {
+			if e.Kind == archive.Dir {
+				gone[e.Name] = true
+			}
+			continue
+		}
+		kept = append(kept, e)
+	}
+	var skipped []hosttree.Skip
+	for _, s := range t.skipped {
+		if !m.excludes(s.Name, false) && !gone[path.Dir(s.Name)] {
+			skipped = append(skipped, s)
+		}
+	}
+	t.entries, t.skipped = kept, skipped
+	if y.plan.dir == syncOut { // of a target all links count: they may have to go
+		t.entries, t.skipped = hosttree.DropLinks(kept, skipped)
+	}
+	return nil
+}
+
+func refusedList(error) error {
+	return &syncCause{kind: ErrSyncRefused, text: "the list of a directory is not readable"}
+}
+
+// readEntries reads records up to the end. What is neither file, directory nor
+// link goes to skipped.
+func (y *syncer) readEntries(r *bufio.Reader, skipped *[]hosttree.Skip) ([]archive.Entry, error) {
+	var list []archive.Entry
+	var bytes int64
+	seen := make(map[string]struct{})
+	for {
+		kind, err := r.ReadString(0)
+		if err == io.EOF && kind == "" {
+			return list, nil
+		}
+		var fields [5]string
+		for i := range fields {
+			if err == nil {
+				fields[i], err = readField(r)
+			}
+		}
+		if err != nil {
+			return nil, refusedList(err)
+		}
+		e, ok := entryOfFields(kind, fields)
+		if _, twice := seen[e.Name]; !ok || twice {
+			return nil, refusedList(nil)
+		}
+		seen[e.Name] = struct{}{}
+		bytes += e.Size
+		if len(seen) > y.plan.limits.Entries || bytes > y.plan.limits.Bytes {
+			return nil, ErrSyncLimit
+		}
+		reason := archive.CheckName(e.Name, MaxSyncPath)
+		if e.Kind == 0 {
+			reason = "is neither file, directory nor symbolic link"
+		}
+		switch {
+		case reason == "":
+			list = append(list, e)
+		case skipped != nil:
+			*skipped = append(*skipped, hosttree.Skip{Name: e.Name, Reason: reason})
+		}
+	}
+}
+
+// readField reads one field of at most a path's length.
+func readField(r *bufio.Reader) (string, error) {
+	field, err := r.ReadSlice(0) // of the reader's buffer at most
+	if err != nil {
+		return "", err
+	}
+	return string(field[:len(field)-1]), nil
+}
+
+func entryOfFields(kind string, fields [5]string) (e archive.Entry, ok bool) {
+	mode, err1 := strconv.ParseUint(fields[0], 8, 12)
+	size, err2 := strconv.ParseInt(fields[1], 10, 64)
+	second, _, _ := strings.Cut(fields[2], ".")
+	at, err3 := strconv.ParseInt(second, 10, 64)
+	e = archive.Entry{Name: fields[4], Mode: fs.FileMode(mode).Perm(), ModTime: at}
+	switch kind {
+	case "f\x00":
+		e.Kind, e.Size = archive.File, size
+	case "d\x00":
+		e.Kind = archive.Dir
+	case "l\x00":
+		e.Kind, e.Target = archive.Link, fields[3]
+	}
+	return e, err1 == nil && err2 == nil && err3 == nil && size >= 0 && e.Name != ""
+}
+
+// readSums reads what sha256sum -z printed: digest, two characters, name, NUL.
+func (t *tree) readSums(r *bufio.Reader) error {
+	t.sums = make([][sha256.Size]byte, len(t.entries))
+	found := make(map[string]int, len(t.entries))
+	for i, e := range t.entries {
+		found[e.Name] = i
+	}
+	for {
+		line, err := readField(r)
+		if err == io.EOF {
+			return nil
+		}
+		const digest = 2 * sha256.Size
+		if err != nil || len(line) < digest+2 {
+			return refusedList(err)
+		}
+		var sum [sha256.Size]byte
+		if _, err := hex.Decode(sum[:], []byte(line[:digest])); err != nil {
+			return refusedList(err)
+		}
+		if i, ok := found[strings.TrimPrefix(line[digest+2:], "./")]; ok {
+			t.sums[i] = sum
+		}
+	}
+}
+
+// localTree lists a directory of this machine.
+func (y *syncer) localTree(ctx context.Context, root *os.Root, m *mapping) (*tree, error) {
+	info, err := root.Stat(".")
+	if err != nil {
+		return nil, err
+	}
+	l, err := hosttree.List(ctx, root, hosttree.ListOptions{
+		Exclude: m.excludes, Limits: y.plan.limits, AllLinks: y.plan.dir == syncOut,
+	})
+	if err != nil {
+		return nil, err
+	}
+	byName(l.Entries)
+	return &tree{entries: l.Entries, skipped: l.Skipped, mode: uint32(info.Mode().Perm())}, nil
+}
+
+// digest fills in the digests of a local tree. A file that changed meanwhile gets
+// none, and so equals nothing.
+func (t *tree) digest(ctx context.Context, root *os.Root) error {
+	t.sums = make([][sha256.Size]byte, len(t.entries))
+	r := hosttree.NewReader(root)
+	defer r.Close()
+	buf := make([]byte, 64<<10)
+	for i, e := range t.entries {
+		if e.Kind != archive.File {
+			continue
+		}
+		if ctx.Err() != nil {
+			return ended(ctx)
+		}
+		sum, err := r.Digest(e, buf)
+		if err != nil && !errors.Is(err, archive.ErrChanged) {
+			return err
+		}
+		t.sums[i] = sum
+	}
+	return nil
+}

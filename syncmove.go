@@ -1,0 +1,451 @@
+package createos
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"net/http"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/createos-lease/createos/internal/archive"
+	"github.com/createos-lease/createos/internal/cksum"
+	"github.com/createos-lease/createos/internal/hosttree"
+)
+
+// Content moves in units, each of which can be repeated by itself: archives of
+// small files, and large files by themselves. Archives are small enough for one
+// to be checked and unpacked while the next is on its way, and large enough that
+// a tree does not use up the request budget: two requests carry up to packBytes.
+const (
+	packBytes   = 32 << 20
+	packEntries = 4096
+	// largeFile is from where on a file goes by itself.
+	largeFile = 16 << 20
+	// joinPart is the size of the parts of a file that is too large, but for the
+	// first, which is as large as it may be: that one need not be copied
+	// to be joined, and the others are joined while the next is sent.
+	joinPart = 64 << 20
+	// fetchTries is how often a download is begun.
+	fetchTries = 3
+)
+
+// A unit is what moves at once.
+type unit struct {
+	number  int
+	entries []archive.Entry
+	large   bool // one file, by itself
+	follow  bool // the entries are links in the sandbox, whose files are meant
+	first   int  // index of the first name in the list of names
+	gzip    bool // the archive is compressed
+}
+
+func (u *unit) name() string { return "p." + strconv.Itoa(u.number) }
+
+// cut makes units of the files among entries, in their order.
+func (y *syncer) cut(entries []archive.Entry, follow bool) []*unit {
+	var units []*unit
+	var open *unit
+	var size int64
+	for _, e := range entries {
+		if e.Kind == archive.File && e.Size >= largeFile && !follow {
+			units = append(units, &unit{number: y.number(), entries: []archive.Entry{e}, large: true})
+			continue
+		}
+		if open == nil || len(open.entries) == packEntries || size+e.Size > packBytes {
+			open, size = &unit{number: y.number(), follow: follow}, 0
+			units = append(units, open)
+		}
+		open.entries = append(open.entries, e)
+		size += e.Size
+	}
+	return units
+}
+
+// number gives a number that no other scratch file of this sync has.
+func (y *syncer) number() int {
+	y.units++
+	return y.units
+}
+
+// A digest is what a transfer is compared by.
+type digest interface {
+	io.Writer
+	Reset()
+	// text is as the sandbox prints it.
+	text() string
+}
+
+// sha256Digest is the digest of archives and lists.
+type sha256Digest struct{ hash.Hash }
+
+func (d sha256Digest) text() string { return hex.EncodeToString(d.Sum(nil)) }
+
+// crcDigest is that of large files. It covers the length.
+type crcDigest struct{ cksum.Sum }
+
+func (d *crcDigest) text() string { return fmt.Sprintf("%d %d", d.Sum32(), d.Size()) }
+
+func newSHA256() digest { return sha256Digest{sha256.New()} }
+
+// newLarge is the digest of large files, which the script function "mark" prints.
+func (y *syncer) newLarge() digest {
+	if y.plan.strong {
+		return newSHA256()
+	}
+	return new(crcDigest)
+}
+
+// A source is the body of an upload that is hashed and counted while it is read.
+type source struct {
+	from io.ReadSeeker
+	hash digest
+	y    *syncer
+	read int64
+	size int64 // content in it, of from's length
+	of   int64 // length of from
+}
+
+// newSource makes a source of so many bytes, which hold content bytes of files.
+func (y *syncer) newSource(from io.ReadSeeker, h digest, length, content int64) *source {
+	return &source{from: from, hash: h, y: y, size: content, of: length}
+}
+
+func (s *source) Read(p []byte) (int, error) {
+	n, err := s.from.Read(p)
+	_, _ = s.hash.Write(p[:n])
+	s.advance(s.read + int64(n))
+	return n, err
+}
+
+// advance counts the content among what was read: of an archive, a like part.
+func (s *source) advance(read int64) {
+	s.y.meter.add(s.share(read)-s.share(s.read), 0)
+	s.read = read
+}
+
+func (s *source) share(read int64) int64 {
+	if s.of == 0 || read == s.of {
+		return s.size * min(read, 1)
+	}
+	return int64(float64(s.size) * (float64(read) / float64(s.of)))
+}
+
+// Seek begins a new attempt.
+func (s *source) Seek(offset int64, whence int) (int64, error) {
+	s.hash.Reset()
+	s.advance(0)
+	return s.from.Seek(offset, whence)
+}
+
+// A remoteFile is a scratch file that is to be fetched.
+type remoteFile struct {
+	name string
+	size int64
+	// sum gives its digest. It may take its time: it is asked when the file
+	// is there.
+	sum  func() (string, error)
+	hash digest // of the same kind
+}
+
+// toldFile reads what the script function "told" printed.
+func toldFile(name, out string) (remoteFile, error) {
+	n, sum, ok := strings.Cut(strings.TrimSpace(out), " ")
+	size, err := strconv.ParseInt(n, 10, 64)
+	if _, bad := hex.DecodeString(sum); !ok || err != nil || size < 0 || bad != nil || len(sum) != 2*sha256.Size {
+		return remoteFile{}, ErrSyncStep
+	}
+	return remoteFile{name, size, func() (string, error) { return sum, nil }, newSHA256()}, nil
+}
+
+// fetch downloads a scratch file into sink, which must take what it read back
+// when it is called again. Nothing that sink got counts until fetch has
+// returned nil: then length and digest are right.
+func (y *syncer) fetch(ctx context.Context, f remoteFile, sink func(io.Reader) error) error {
+	for try := 1; ; try++ {
+		err := y.fetchOnce(ctx, f, sink)
+		again := errors.Is(err, ErrConnection) || errors.Is(err, ErrSyncCorrupt)
+		if err == nil || !again || try == fetchTries || sleep(ctx, jitter(try)) != nil {
+			return err
+		}
+	}
+}
+
+func (y *syncer) fetchOnce(ctx context.Context, f remoteFile, sink func(io.Reader) error) error {
+	body := io.ReadCloser(&partReader{ctx: ctx, y: y, of: f.name, left: f.size, part: y.plan.maxFile})
+	flow, length, err := y.openRemote(ctx, f.name)
+	var refused *RequestError
+	switch {
+	case errors.As(err, &refused) && refused.Status == http.StatusRequestEntityTooLarge && f.size > y.plan.maxFile:
+		// A larger file may pass, or not: the provider names the limit for
+		// uploads only.
+	case err != nil:
+		return err
+	case length >= 0 && length != f.size:
+		_ = flow.Close()
+		return ErrSyncCorrupt
+	default:
+		body = flow
+	}
+	f.hash.Reset()
+	h := newSideHash(f.hash)
+	r := &checkedReader{from: body, hash: h, left: f.size}
+	err = sink(r)
+	if err == nil {
+		_, err = io.Copy(io.Discard, r)
+	}
+	got := h.sum()
+	if cerr := body.Close(); err == nil && cerr != nil && r.err == nil {
+		err = cerr
+	}
+	switch {
+	case r.err != nil:
+		return r.err // whatever the sink made of it
+	case err != nil:
+		return err
+	}
+	want, err := f.sum()
+	if err != nil {
+		return err
+	}
+	if got != want {
+		return ErrSyncCorrupt
+	}
+	return nil
+}
+
+func (y *syncer) openRemote(ctx context.Context, name string) (body io.ReadCloser, length int64, err error) {
+	err = y.awake(ctx, func() error {
+		body, length, err = y.client.download(ctx, y.l.scope.id, y.scratch(name))
+		return err
+	})
+	return body, length, err
+}
+
+// A checkedReader hands out exactly as many bytes as were promised, and hashes
+// them. err is set if there are fewer or more, or the connection failed.
+type checkedReader struct {
+	from io.Reader
+	hash *sideHash
+	left int64
+	err  error
+}
+
+func (r *checkedReader) Read(p []byte) (int, error) {
+	if r.err != nil {
+		return 0, r.err
+	}
+	n, err := r.from.Read(p)
+	if int64(n) > r.left {
+		r.err = ErrSyncCorrupt
+		return 0, r.err
+	}
+	r.hash.write(p[:n])
+	r.left -= int64(n)
+	switch {
+	case err == io.EOF && r.left > 0:
+		r.err = ErrSyncCorrupt
+		return n, r.err
+	case err != nil && err != io.EOF:
+		r.err = err
+	}
+	return n, err
+}
+
+// A sideHash hashes on a goroutine of its own: hashing and writing would
+// otherwise take turns. Its owner calls sum, once, which ends it.
+type sideHash struct {
+	in, free chan []byte
+	out      chan string
+}
+
+func newSideHash(d digest) *sideHash {
+	const buffers, size = 4, 128 << 10
+	s := &sideHash{in: make(chan []byte, buffers), free: make(chan []byte, buffers), out: make(chan string, 1)}
+	for range buffers {
+		s.free <- make([]byte, 0, size)
+	}
+	go func() { // ends when sum closes in
+		for b := range s.in {
+			_, _ = d.Write(b)
+			s.free <- b[:0]
+		}
+		s.out <- d.text()
+	}()
+	return s
+}
+
+func (s *sideHash) write(p []byte) {
+	for len(p) > 0 {
+		b := <-s.free
+		n := min(len(p), cap(b))
+		s.in <- append(b, p[:n]...)
+		p = p[n:]
+	}
+}
+
+func (s *sideHash) sum() string {
+	close(s.in)
+	return <-s.out
+}
+
+// A partReader reads a scratch file that cannot be had in one piece: a step in
+// the sandbox copies one part after the other.
+type partReader struct {
+	ctx  context.Context
+	y    *syncer
+	of   string
+	at   int64
+	left int64
+	part int64
+	open io.ReadCloser
+}
+
+func (r *partReader) Read(p []byte) (int, error) {
+	for {
+		if r.open == nil {
+			if r.left == 0 {
+				return 0, io.EOF
+			}
+			if err := r.next(); err != nil {
+				return 0, err
+			}
+		}
+		n, err := r.open.Read(p)
+		if err == io.EOF {
+			err = r.open.Close()
+			r.open = nil
+		}
+		if n > 0 || err != nil {
+			return n, err
+		}
+	}
+}
+
+func (r *partReader) next() error {
+	size := min(r.left, r.part, joinPart)
+	name := fmt.Sprintf("%s.part", r.of)
+	body := fmt.Sprintf("cd \"$S\" && tail -c +%d -- %s | head -c %d >%s; [ \"$(stat -c %%s %s)\" = %d ] || exit 95",
+		r.at+1, r.of, size, name, name, size)
+	if _, err := r.y.step(r.ctx, body); err != nil {
+		return err
+	}
+	open, length, err := r.y.openRemote(r.ctx, name)
+	if err != nil {
+		return err
+	}
+	if length >= 0 && length != size {
+		_ = open.Close()
+		return ErrSyncCorrupt
+	}
+	r.open = open
+	r.at += size
+	r.left -= size
+	return nil
+}
+
+func (r *partReader) Close() error {
+	if r.open == nil {
+		return nil
+	}
+	return r.open.Close()
+}
+
+// byName puts entries in the order in which trees are compared. A directory
+// comes before what is in it.
+func byName(entries []archive.Entry) {
+	slices.SortFunc(entries, func(a, b archive.Entry) int { return strings.Compare(a.Name, b.Name) })
+}
+
+// A tree is what is on one side: entries by name, and digests of the files if
+// they were asked for.
+type tree struct {
+	entries []archive.Entry
+	sums    [][sha256.Size]byte // of each entry; nil without digests
+	skipped []hosttree.Skip
+	mode    uint32 // of the top
+}
+
+// sort puts the entries, and their digests with them, by name.
+func (t *tree) sort() {
+	order := make([]int, len(t.entries))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortFunc(order, func(a, b int) int { return strings.Compare(t.entries[a].Name, t.entries[b].Name) })
+	entries, sums := make([]archive.Entry, len(order)), make([][sha256.Size]byte, len(order))
+	for i, from := range order {
+		entries[i] = t.entries[from]
+		if t.sums != nil {
+			sums[i] = t.sums[from]
+		}
+	}
+	t.entries = entries
+	if t.sums != nil {
+		t.sums = sums
+	}
+}
+
+// differing returns the entries that are not the same in to, and counts
+// the files that are. fileMode is what files are to have there, 0 for their own.
+func (t *tree) differing(to *tree, fileMode uint32) (list []archive.Entry, same int) {
+	j := 0
+	for i, e := range t.entries {
+		for j < len(to.entries) && to.entries[j].Name < e.Name {
+			j++
+		}
+		if j == len(to.entries) || to.entries[j].Name != e.Name || !t.equal(i, to, j, fileMode) {
+			list = append(list, e)
+		} else if e.Kind == archive.File {
+			same++
+		}
+	}
+	return list, same
+}
+
+func (t *tree) equal(i int, to *tree, j int, fileMode uint32) bool {
+	a, b := t.entries[i], to.entries[j]
+	mode := uint32(a.Mode.Perm())
+	if a.Kind == archive.File && fileMode != 0 {
+		mode = fileMode
+	}
+	switch {
+	case a.Kind != b.Kind:
+		return false
+	case a.Kind == archive.Link:
+		return a.Target == b.Target
+	case mode != uint32(b.Mode.Perm()):
+		return false
+	}
+	return a.Kind == archive.Dir || a.Size == b.Size && t.sums[i] == to.sums[j]
+}
+
+// A removal is what Delete removes: what stands in the way of an entry of another
+// kind goes first, the rest when all is in place.
+type removal struct{ first, last []archive.Entry }
+
+func (r removal) count() int { return len(r.first) + len(r.last) }
+
+// missing returns the entries of to that are not in t, or stand there in the way of
+// a file that is a directory now, or the other way round.
+func (t *tree) missing(to *tree) (r removal) {
+	way := make(map[string]bool) // directories that stand in the way
+	for _, e := range to.entries {
+		now, stays := hosttree.Find(t.entries, e.Name)
+		swapped := stays && (now.Kind == archive.Dir) != (e.Kind == archive.Dir)
+		switch {
+		case swapped || way[path.Dir(e.Name)]:
+			r.first = append(r.first, e)
+			way[e.Name] = e.Kind == archive.Dir
+		case !stays:
+			r.last = append(r.last, e)
+		}
+	}
+	return r
+}

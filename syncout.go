@@ -1,0 +1,334 @@
+package createos
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/createos-lease/createos/internal/archive"
+	"github.com/createos-lease/createos/internal/hosttree"
+)
+
+// out moves one mapping out of the sandbox.
+func (y *syncer) out(ctx context.Context, m *mapping, r *SyncOperationResult) error {
+	key, err := filepath.Abs(m.local)
+	if err != nil {
+		return err
+	}
+	unlock, err := hostTargets.Lock(ctx, key)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	t, err := hosttree.OpenTarget(m.local)
+	if err != nil {
+		return err
+	}
+	defer t.Close()
+	y.phase(m, SyncScan, nil)
+	move := y.outDir
+	if m.Kind == SyncFile {
+		move = y.outFile
+	}
+	err = move(ctx, m, t, r)
+	if derr := t.Discard(); derr != nil {
+		y.warn(derr)
+	}
+	return err
+}
+
+func (y *syncer) warn(err error) {
+	y.res.Warnings = append(y.res.Warnings, fmt.Errorf("createos: sync: files were left behind: %w", hostError(err)))
+}
+
+// A ready is what a step in the sandbox has made ready to be fetched.
+type ready struct {
+	file remoteFile
+	mode fs.FileMode
+	at   int64
+}
+
+// A pending is a step that runs beside its owner, who waits for it.
+type pending struct {
+	done chan struct{}
+	out  string
+	err  error
+}
+
+// launch begins a step; one without a body is over.
+func (y *syncer) launch(ctx context.Context, body string) *pending {
+	p := &pending{done: make(chan struct{})}
+	if body == "" {
+		close(p.done)
+		return p
+	}
+	go func() {
+		defer close(p.done)
+		p.out, p.err = y.step(ctx, body)
+	}()
+	return p
+}
+
+func (p *pending) wait() (string, error) {
+	<-p.done
+	return p.out, p.err
+}
+
+// mark reads the line that the script function "mark" has printed first.
+func (p *pending) mark() (string, error) {
+	out, err := p.wait()
+	line, _, _ := strings.Cut(out, "\n")
+	return line, err
+}
+
+// pinBody gives a file of the workspace a second name in the scratch directory:
+// what is fetched is then the file that was checked, wherever its path leads
+// later. Its digest is made while it is fetched.
+func pinBody(number int, remote string) string {
+	return guestDown(remote, false, false) + `b=` + guestWord("./"+path.Base(remote)) + ` f=` + pinned(number) + `
+[ ! -L "$b" ] || exit 90
+[ -e "$b" ] || exit 92
+[ -f "$b" ] || exit 93
+ln -P -- "$b" "$f" || cp -- "$b" "$f" || exit 95
+[ -f "$f" ] && [ ! -L "$f" ] || exit 90
+stat -c '%s %a %Y' -- "$f" || exit 95
+`
+}
+
+func pinned(number int) string { return `"$S/b.` + strconv.Itoa(number) + `"` }
+
+func markBody(number int) string { return "mark " + pinned(number) + " || exit 95\n" }
+
+// readPin reads what pinBody printed.
+func (y *syncer) readPin(number int, out string) (ready, error) {
+	p := ready{file: remoteFile{name: "b." + strconv.Itoa(number), hash: y.newLarge()}}
+	var mode uint32
+	if _, err := fmt.Sscanf(out, "%d %o %d\n", &p.file.size, &mode, &p.at); err != nil || p.file.size < 0 {
+		return ready{}, ErrSyncStep
+	}
+	p.mode = fs.FileMode(mode).Perm()
+	return p, nil
+}
+
+func (y *syncer) outFile(ctx context.Context, m *mapping, t *hosttree.Target, r *SyncOperationResult) error {
+	n := y.number()
+	out, err := y.step(ctx, pinBody(n, m.remote))
+	if err != nil {
+		return err
+	}
+	p, err := y.readPin(n, out)
+	if err != nil {
+		return err
+	}
+	if p.file.size > y.plan.limits.Bytes {
+		return ErrSyncLimit
+	}
+	kind, err := t.Look()
+	if err != nil {
+		return err
+	}
+	if kind == archive.Dir {
+		return hosttree.ErrNotFile
+	}
+	e := archive.Entry{Name: "file", Kind: archive.File, Size: p.file.size, Mode: m.fileMode(p.mode), ModTime: p.at}
+	if m.Delta && kind == archive.File {
+		if same, err := y.localIs(ctx, m, e, p); err != nil || same {
+			r.Unchanged++
+			return err
+		}
+	}
+	y.phase(m, SyncTransfer, []archive.Entry{e})
+	f, err := t.StageFile()
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	marked := y.launch(ctx, markBody(n))
+	defer func() { _, _ = marked.wait() }()
+	p.file.sum = marked.mark
+	buf := make([]byte, 256<<10)
+	err = y.fetch(ctx, p.file, func(from io.Reader) error {
+		_, err := f.Seek(0, io.SeekStart)
+		if err == nil {
+			err = f.Truncate(0)
+		}
+		if err == nil {
+			y.meter.bytes.Store(0)
+			_, err = io.CopyBuffer(struct{ io.Writer }{f}, &countedReader{from, y.meter}, buf)
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	y.meter.add(0, 1)
+	y.phase(m, SyncCommit, []archive.Entry{e})
+	if err := finishFile(t, f, e); err != nil {
+		return err
+	}
+	r.Files++
+	r.Bytes += e.Size
+	return nil
+}
+
+// finishFile gives the staged file its mode and time and puts it in its place.
+func finishFile(t *hosttree.Target, f *os.File, e archive.Entry) error {
+	if err := f.Chmod(e.Mode); err != nil {
+		return err
+	}
+	if err := f.Close(); err != nil {
+		return err
+	}
+	at := time.Unix(e.ModTime, 0)
+	dir, name := t.StagedName()
+	if err := dir.Chtimes(name, at, at); err != nil {
+		return err
+	}
+	return t.PutFile()
+}
+
+// localIs says whether the local file has mode and content of what was pinned.
+func (y *syncer) localIs(ctx context.Context, m *mapping, e archive.Entry, p ready) (bool, error) {
+	f, info, err := hosttree.OpenFile(m.local)
+	if err != nil {
+		return false, err
+	}
+	defer f.Close()
+	if info.Size() != e.Size || info.Mode().Perm() != e.Mode {
+		return false, nil
+	}
+	s := y.newSource(io.NewSectionReader(f, 0, e.Size), newSHA256(), e.Size, 0)
+	if _, err := io.Copy(io.Discard, struct{ io.Reader }{s}); err != nil {
+		return false, err
+	}
+	out, err := y.step(ctx, `told "$S/`+p.file.name+`" || exit 95`)
+	if err != nil {
+		return false, err
+	}
+	there, err := toldFile(p.file.name, out)
+	if err != nil {
+		return false, err
+	}
+	sum, err := there.sum()
+	return err == nil && there.size == e.Size && sum == s.hash.text(), err
+}
+
+type countedReader struct {
+	from  io.Reader
+	meter *meter
+}
+
+func (r *countedReader) Read(p []byte) (int, error) {
+	n, err := r.from.Read(p)
+	r.meter.add(int64(n), 0)
+	return n, err
+}
+
+func (y *syncer) outDir(ctx context.Context, m *mapping, t *hosttree.Target, r *SyncOperationResult) error {
+	kind, err := t.Look()
+	switch {
+	case err != nil:
+		return err
+	case kind == archive.Link:
+		return hosttree.ErrIsLink
+	case kind == archive.File:
+		return hosttree.ErrNotDir
+	}
+	from, here, followed, err := y.bothTrees(ctx, m, t, kind)
+	if err != nil {
+		return err
+	}
+	from.follow(followed)
+	take, remove, same := from.entries, removal{}, 0
+	if m.Delta {
+		take, same = from.differing(here, uint32(m.Mode))
+	}
+	if m.Delete {
+		remove = from.missing(here)
+	}
+	if m.Merge && len(take)+remove.count() == 0 && kind == archive.Dir {
+		r.Unchanged += same
+		r.skipped(m, from.skipped)
+		return nil
+	}
+	y.phase(m, SyncTransfer, take)
+	deleted, err := y.takeTree(ctx, m, t, take, remove, from, followed)
+	if err != nil {
+		return err
+	}
+	r.moved(take)
+	r.Unchanged += same
+	r.Deleted += deleted
+	r.skipped(m, from.skipped)
+	return nil
+}
+
+// bothTrees lists the remote tree and, where it is merged into, the local one.
+func (y *syncer) bothTrees(ctx context.Context, m *mapping, t *hosttree.Target, kind archive.Kind) (from, here *tree, followed []archive.Entry, err error) {
+	here = &tree{}
+	var bg background
+	if kind == archive.Dir && (m.Delta || m.Delete) {
+		root, err := t.Open()
+		if err != nil {
+			return nil, nil, nil, err
+		}
+		defer root.Close()
+		if here, err = y.localTree(ctx, root, m); err != nil {
+			return nil, nil, nil, err
+		}
+		here.entries = withoutStage(here.entries)
+		if m.Delta {
+			_ = bg.start(func() error { return here.digest(ctx, root) })
+		}
+	}
+	from, followed, err = y.remoteTree(ctx, m, m.Delta, false)
+	return from, here, followed, errors.Join(err, bg.wait())
+}
+
+// withoutStage leaves out what a merge that was killed has left.
+func withoutStage(entries []archive.Entry) []archive.Entry {
+	kept := entries[:0]
+	for _, e := range entries {
+		if first, _, _ := strings.Cut(e.Name, "/"); !strings.HasPrefix(first, hosttree.NewPrefix) {
+			kept = append(kept, e)
+		}
+	}
+	return kept
+}
+
+// follow puts files in the place of the links that lead to them.
+func (t *tree) follow(followed []archive.Entry) {
+	if len(followed) == 0 {
+		return
+	}
+	files := make(map[string]archive.Entry, len(followed))
+	for _, e := range followed {
+		files[e.Name] = e
+	}
+	skipped := t.skipped[:0]
+	for _, s := range t.skipped {
+		if e, ok := files[s.Name]; ok && s.Reason == hosttree.ReasonLink {
+			t.entries = append(t.entries, e)
+			if t.sums != nil {
+				t.sums = append(t.sums, [32]byte{})
+			}
+			continue
+		}
+		skipped = append(skipped, s)
+	}
+	t.skipped = skipped
+	for i, e := range t.entries {
+		if f, ok := files[e.Name]; ok && e.Kind == archive.Link {
+			t.entries[i] = f
+		}
+	}
+	t.sort()
+}

@@ -1,0 +1,311 @@
+package createos
+
+import (
+	"compress/gzip"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"path"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/createos-lease/createos/internal/archive"
+	"github.com/createos-lease/createos/internal/hosttree"
+)
+
+// takeTree fetches entries and puts them in place.
+func (y *syncer) takeTree(ctx context.Context, m *mapping, t *hosttree.Target, take []archive.Entry, remove removal, from *tree, followed []archive.Entry) (deleted int, err error) {
+	stage := t.StageDir
+	if m.Merge {
+		stage = t.StageMerge
+	}
+	root, err := stage()
+	if err != nil {
+		return 0, err
+	}
+	defer root.Close()
+	to := archive.NewTree(root, y.plan.limits)
+	defer to.Close()
+	to.FileMode = m.Mode
+	if err := y.takeEntries(ctx, m, to, take, followed); err != nil {
+		return 0, err
+	}
+	y.phase(m, SyncCommit, take)
+	if err := to.MakeLinks(); err != nil {
+		return 0, err
+	}
+	if m.Merge {
+		before, err := t.Delete(remove.first)
+		if err != nil {
+			return 0, err
+		}
+		if err := t.Merge(take); err != nil {
+			return 0, err
+		}
+		after, err := t.Delete(remove.last)
+		return before + after, err
+	}
+	if err := to.SetModes(); err != nil {
+		return 0, err
+	}
+	left, err := t.Swap(fs.FileMode(from.mode))
+	if left != nil {
+		y.warn(left)
+	}
+	return 0, err
+}
+
+// takeEntries makes directories and notes links from the list, and fetches the
+// files.
+func (y *syncer) takeEntries(ctx context.Context, m *mapping, to *archive.Tree, take, followed []archive.Entry) error {
+	links := make(map[string]bool, len(followed))
+	for _, e := range followed {
+		links[e.Name] = true
+	}
+	var files, behind []archive.Entry
+	for _, e := range take {
+		switch {
+		case e.Kind != archive.File:
+			if err := to.Put(e); err != nil {
+				return err
+			}
+		case links[e.Name]:
+			behind = append(behind, e)
+		default:
+			files = append(files, e)
+		}
+	}
+	units := append(y.cut(files, false), y.cut(behind, true)...)
+	names, err := y.nameUnits(ctx, units)
+	if err != nil {
+		return err
+	}
+	return y.takeUnits(ctx, m, to, units, names)
+}
+
+// nameUnits uploads the names of the files in archives. Each archive takes its
+// own out of the list.
+func (y *syncer) nameUnits(ctx context.Context, units []*unit) (file string, err error) {
+	var all []archive.Entry
+	for _, u := range units {
+		if !u.large {
+			u.first = len(all)
+			all = append(all, u.entries...)
+		}
+	}
+	if len(all) == 0 {
+		return "", nil
+	}
+	file = "names." + strconv.Itoa(y.number())
+	return file, y.putNames(ctx, file, all, false)
+}
+
+// takeUnits fetches one unit after the other. While one is fetched, a step in the
+// sandbox makes its digest, if it is a large file, and the next unit ready.
+func (y *syncer) takeUnits(ctx context.Context, m *mapping, to *archive.Tree, units []*unit, names string) error {
+	next := y.launch(ctx, y.prepare(m, units, 0, names))
+	defer func() { _, _ = next.wait() }()
+	for i, u := range units {
+		out, err := next.wait()
+		if err != nil {
+			return err
+		}
+		if i > 0 && units[i-1].large {
+			_, out, _ = strings.Cut(out, "\n") // its digest
+		}
+		p, err := y.readUnit(u, out)
+		if err != nil {
+			return err
+		}
+		next = y.launch(ctx, y.prepare(m, units, i+1, names))
+		if u.large {
+			p.file.sum = next.mark
+			err = y.takeLarge(ctx, to, u.entries[0], p)
+		} else {
+			err = y.takePack(ctx, to, u, p)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	_, err := next.wait()
+	return err
+}
+
+// guestPack makes an archive of %[2]d names up to number %[1]d. Directories on
+// the way to them are looked at: a link there would lead to another file.
+const guestPack = `
+head -z -n %[1]d "$S/%[3]s" | tail -z -n %[2]d >"$S/%[4]s.n" || exit 95
+at=
+while IFS= read -r -d '' e; do
+	p=${e%%/*}
+	[ "$p" != "$at" ] || continue
+	q=.
+	at=$p
+	IFS=/ read -r -d '' -a parts < <(printf '%%s\0' "${p#.}")
+	for c in "${parts[@]}"; do
+		[ -n "$c" ] || continue
+		q=$q/$c
+		[ ! -L "$q" ] || exit 90
+	done
+done <"$S/%[4]s.n"
+`
+
+const guestTar = `
+tar --no-unquote --null --no-recursion --hard-dereference %[2]s -T "$S/%[1]s.n" -cf - | %[3]s >"$S/%[1]s" || exit 95
+rm -f "$S/%[1]s.n"
+told "$S/%[1]s"
+`
+
+// guestBehind looks where links lead once more, before they are followed.
+const guestBehind = `
+while IFS= read -r -d '' e; do
+	t=$(readlink -f -- "$e" && printf x) && [ -f "$e" ] || exit 95
+	case $t in "$R"/.paperclip-runtime/*) exit 90 ;; "$R"/*) ;; *) exit 90 ;; esac
+done <"$S/%[1]s.n"
+`
+
+// prepare is the step that is taken while unit i-1 is fetched: its digest, if it
+// is a large file, and all that makes unit i ready. The archive of the one
+// before is removed.
+func (y *syncer) prepare(m *mapping, units []*unit, i int, names string) string {
+	body := ""
+	if i > 0 && units[i-1].large {
+		body += markBody(units[i-1].number)
+	}
+	if i > 1 {
+		body += `rm -f "$S/` + units[i-2].name() + "\"\n"
+	}
+	if i == len(units) {
+		return body
+	}
+	u := units[i]
+	if u.large {
+		return body + pinBody(u.number, path.Join(m.remote, u.entries[0].Name))
+	}
+	name := u.name()
+	body += guestDown(m.remote, true, false) + fmt.Sprintf(guestPack, u.first+len(u.entries), len(u.entries), names, name)
+	option := ""
+	if u.follow {
+		option = "-h"
+		body += fmt.Sprintf(guestBehind, name)
+	}
+	filter := "cat"
+	if u.gzip = y.compresses(); u.gzip {
+		filter = "gzip -1"
+	}
+	return body + fmt.Sprintf(guestTar, name, option, filter)
+}
+
+// readUnit reads what prepare printed about a unit.
+func (y *syncer) readUnit(u *unit, out string) (ready, error) {
+	if u.large {
+		return y.readPin(u.number, out)
+	}
+	f, err := toldFile(u.name(), out)
+	return ready{file: f}, err
+}
+
+// takeLarge fetches one file into the tree.
+func (y *syncer) takeLarge(ctx context.Context, to *archive.Tree, e archive.Entry, p ready) error {
+	if p.file.size != e.Size {
+		return ErrSyncChanged
+	}
+	e.Mode, e.ModTime = p.mode, p.at
+	added := false
+	return y.fetch(ctx, p.file, func(r io.Reader) error {
+		done := y.attempt(to)
+		var err error
+		if added {
+			err = to.Drop(e)
+		}
+		if err == nil {
+			err = to.AddFile(e, r)
+		}
+		added = err == nil
+		done(err)
+		return err
+	})
+}
+
+// takePack fetches an archive into the tree. Only what was asked for may be in
+// it, and all of that must be.
+func (y *syncer) takePack(ctx context.Context, to *archive.Tree, u *unit, p ready) error {
+	asked := make(map[string]int64, len(u.entries))
+	for _, e := range u.entries {
+		asked[e.Name] = e.Size
+	}
+	var got []archive.Entry
+	to.Admit = func(e archive.Entry) string {
+		size, ok := asked[e.Name]
+		if !ok || e.Kind != archive.File {
+			return "was not asked for"
+		}
+		if size != e.Size {
+			return reasonChanged
+		}
+		got = append(got, e)
+		return ""
+	}
+	defer func() { to.Admit = nil }()
+	began := time.Now()
+	err := y.fetch(ctx, p.file, func(r io.Reader) (err error) {
+		done := y.attempt(to)
+		err = to.Drop(got...)
+		got = nil
+		if err == nil {
+			err = addArchive(to, r, u.gzip)
+		}
+		if err != nil {
+			got = nil
+		}
+		done(err)
+		return err
+	})
+	y.timed(p.file.size, began)
+	var refused *archive.RefusedError
+	switch {
+	case errors.As(err, &refused) && refused.Reason == reasonChanged:
+		return ErrSyncChanged
+	case err == nil && len(got) != len(asked):
+		return &syncCause{kind: ErrSyncRefused, text: "files that were asked for are missing"}
+	}
+	return err
+}
+
+// addArchive adds an archive that may be compressed. What it grows to is bounded
+// by what was asked for.
+func addArchive(to *archive.Tree, r io.Reader, compressed bool) error {
+	if !compressed {
+		return to.Add(r)
+	}
+	z, err := gzip.NewReader(r)
+	if err == nil {
+		err = to.Add(z)
+	}
+	if errors.Is(err, gzip.ErrHeader) || errors.Is(err, gzip.ErrChecksum) {
+		err = &archive.RefusedError{Reason: "is not compressed as was asked for"}
+	}
+	return err
+}
+
+const reasonChanged = "is of another size than before"
+
+// attempt counts what is written to the tree, and takes it back if it fails.
+func (y *syncer) attempt(to *archive.Tree) (done func(error)) {
+	var bytes int64
+	var files int
+	to.Progress = func(b int64, f int) {
+		bytes += b
+		files += f
+		y.meter.add(b, f)
+	}
+	return func(err error) {
+		if err != nil {
+			y.meter.add(-bytes, -files)
+		}
+	}
+}
