@@ -347,3 +347,20 @@ func TestPausedBehindAnOpenStream(t *testing.T) {
 		r.settle(lease)
 	})
 }
+
+// The id in the reply to a create was garbled, and so was the reply to the
+// destroy of what has that id: that nothing of it exists says nothing about the
+// sandbox.
+func TestGarbledIDAndGarbledDestroy(t *testing.T) {
+	for _, status := range []int{200, 409} {
+		synctest.Test(t, func(t *testing.T) {
+			r := newRig(t, createostest.Options{})
+			r.srv.Fail(createostest.Fault{Route: "POST /v1/sandboxes", Nth: 1, WrongID: true})
+			r.srv.Fail(createostest.Fault{Route: "DELETE /v1/sandboxes/{id}", Nth: 1, Status: status, Body: `{"status":"fail"}`})
+			_, err := r.driver.Acquire(t.Context(), r.env, r.options())
+			require.Error(t, err)
+			r.balance()
+			r.settle()
+		})
+	}
+}

@@ -73,12 +73,12 @@ func (d *Driver) requestDestroy(ctx context.Context, t target) (notFound bool, e
 		case err == nil && reply.Status == stateDestroying && wasSteady(before):
 			return false, nil
 		case err == nil, answered2xx(err):
-			return false, d.settleDestroy(ctx, t)
+			return d.settleDestroy(ctx, t)
 		case isConflict(err):
 			// Somebody else moves the state: wait until it stands still.
 			over, serr := d.steady(ctx, t)
 			if over || serr != nil {
-				return false, serr
+				return over && d.seen(t.scope).status != stateDestroyed, serr
 			}
 			if perr := p.wait(ctx); perr != nil {
 				return false, &StateError{SandboxID: t.scope.id, Want: stateDestroyed, Last: stateName(d.seen(t.scope).status), Cause: errors.Join(perr, err)}
@@ -118,21 +118,21 @@ func answered2xx(err error) bool {
 // settleDestroy looks for the effect of a DELETE that was accepted without
 // proof. One look settles it in general; an accepted transition that still
 // shows the old state is looked at until the bound.
-func (d *Driver) settleDestroy(ctx context.Context, t target) error {
+func (d *Driver) settleDestroy(ctx context.Context, t target) (notFound bool, err error) {
 	var p poll
 	for {
 		box, err := d.read(ctx, t)
 		if err != nil {
-			return d.absent(ctx, t, err)
+			return true, d.absent(ctx, t, err)
 		}
 		switch box.Status {
 		case stateDestroyed, stateDestroying:
-			return nil
+			return false, nil
 		case stateFailed:
-			return &StateError{SandboxID: t.scope.id, Want: stateDestroyed, Last: box.Status}
+			return false, &StateError{SandboxID: t.scope.id, Want: stateDestroyed, Last: box.Status}
 		}
 		if err := p.wait(ctx); err != nil {
-			return &StateError{SandboxID: t.scope.id, Want: stateDestroyed, Last: stateName(box.Status), Cause: err}
+			return false, &StateError{SandboxID: t.scope.id, Want: stateDestroyed, Last: stateName(box.Status), Cause: err}
 		}
 	}
 }

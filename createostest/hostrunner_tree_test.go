@@ -264,11 +264,11 @@ func TestTableSignalsOnlyTheLiving(t *testing.T) {
 	eachTable(t, func(t *testing.T, table processTable) {
 		m := testMachine(t, testRunnerOn(t, table), nil)
 		p := bash(t, m, io.Discard, "read -r x")
-		require.NoError(t, p.signal("SIGHUP"))
+		require.NoError(t, p.signal("SIGUSR1"))
 		awaitDone(t, p.treeDone())
 		_, signal := p.status()
-		require.Equal(t, "SIGHUP", signal)
-		require.ErrorIs(t, p.signal("SIGHUP"), errExited)
+		require.Equal(t, "SIGUSR1", signal)
+		require.ErrorIs(t, p.signal("SIGUSR1"), errExited)
 	})
 }
 
