@@ -1,6 +1,7 @@
 package createos_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -191,7 +192,13 @@ func crashOnce(t *testing.T, seed uint64, count *crashCount) {
 	host.Env = append(os.Environ(), "CREATEOS_TEST_CRASH="+string(text))
 	var once sync.Once
 	var at string
-	die := func() { once.Do(func() { assert.NoError(t, host.Process.Kill()) }) }
+	started := make(chan struct{})
+	die := func() {
+		once.Do(func() {
+			<-started
+			assert.NoError(t, host.Process.Kill())
+		})
+	}
 	f := createostest.Fault{Nth: 1 + rng.IntN(45), When: func(r createostest.Request) bool { at = r.Route; return true }}
 	if rng.IntN(2) == 0 {
 		f.Before = die
@@ -212,9 +219,13 @@ func crashOnce(t *testing.T, seed uint64, count *crashCount) {
 		return true
 	}
 	srv.Fail(f)
-	out, err := host.CombinedOutput()
+	var out bytes.Buffer
+	host.Stdout, host.Stderr = &out, &out
+	require.NoError(t, host.Start())
+	close(started)
+	err = host.Wait()
 	require.Error(t, err)
-	require.Contains(t, err.Error(), "killed", "%s", out)
+	require.Contains(t, err.Error(), "killed", "%s", out.String())
 	// What was on its way when the host died still happens.
 	require.Eventually(t, func() bool {
 		return !slices.ContainsFunc(srv.Requests(), func(r createostest.Request) bool { return !r.Done })
