@@ -69,6 +69,9 @@ func (s *Server) info(sb *sandbox) SandboxInfo {
 	processes := slices.Clone(sb.processes)
 	s.mu.Unlock()
 	for _, p := range processes {
+		if r, can := p.proc.(refresher); can {
+			r.refresh() // a test wants to know what is, not what was noticed
+		}
 		d := s.details(p)
 		info.Processes = append(info.Processes, ProcessInfo{
 			ID: p.id, Kind: p.kind, PID: d.PID, Cmd: p.cmd, Args: slices.Clone(p.args), LeaderExited: d.LeaderExited,

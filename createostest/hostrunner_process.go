@@ -239,6 +239,37 @@ func (p *hostProcess) watchTree() {
 	}
 }
 
+// refresh decides whether anything of the tree is left. Without it the end of a
+// tree would be noticed up to treePoll late, and later while other programs start.
+func (p *hostProcess) refresh() {
+	if !p.isReaped() || isClosed(p.settled) {
+		return
+	}
+	over := false
+	err := p.m.r.insist("look at", []*hostProcess{p}, func(members []procInfo, doubtful bool) bool {
+		over = len(members) == 0 && !doubtful
+		return over || len(members) > 0
+	})
+	if err != nil || !over {
+		return
+	}
+	p.lookSoon()
+	timer := time.NewTimer(deliverBound) // a writer may accept nothing
+	defer timer.Stop()
+	select {
+	case <-p.settled:
+	case <-timer.C:
+	}
+}
+
+// lookSoon spares watchTree the rest of its pause.
+func (p *hostProcess) lookSoon() {
+	select {
+	case p.look <- struct{}{}:
+	default:
+	}
+}
+
 func (p *hostProcess) pid() int { return p.cmd.Process.Pid }
 
 // input queues data for standard input. It does not wait for the process to read
@@ -367,10 +398,7 @@ func (p *hostProcess) terminate(grace time.Duration) {
 	}
 	_ = p.m.r.killAll(p) // whether it worked is what treeDone tells
 	time.AfterFunc(deliverBound, p.abandon)
-	select {
-	case p.look <- struct{}{}:
-	default:
-	}
+	p.lookSoon()
 }
 
 // abandon ends the wait for writers that accept nothing, so that the tree can be

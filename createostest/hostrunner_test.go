@@ -596,3 +596,24 @@ func TestHostRunnerConcurrently(t *testing.T) {
 	}
 	all.Wait()
 }
+
+// What a test reads right after the last process died is not what was noticed
+// some milliseconds before.
+func TestHostRunnerRefreshKnowsTheTree(t *testing.T) {
+	m := testMachine(t, testRunner(t), nil)
+	out := newRecorder()
+	p := bash(t, m, out, `sleep 1000 & echo $!`)
+	awaitDone(t, p.leaderDone())
+	p.refresh()
+	require.False(t, isDone(p.treeDone()))
+
+	pid := out.awaitPIDs(t, 1)[0]
+	require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
+	for alive := true; alive; runtime.Gosched() {
+		var err error
+		_, alive, err = m.r.table.read(pid)
+		require.NoError(t, err)
+	}
+	p.refresh()
+	require.True(t, isDone(p.treeDone()))
+}

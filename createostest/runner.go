@@ -86,6 +86,13 @@ type outputHolder interface {
 	outputEnds() []<-chan struct{}
 }
 
+// refresher is what a process can add that learns of the end of its tree only
+// now and then. refresh returns once treeDone is no older than the call, or
+// cannot be brought up to date.
+type refresher interface {
+	refresh()
+}
+
 // resizer is what a process behind a terminal can add.
 type resizer interface {
 	resize(rows, cols int) error
