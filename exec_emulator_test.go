@@ -59,6 +59,7 @@ func (h *realHost) exec(t *testing.T, cmd createos.Command) (*createos.Result, e
 }
 
 func TestExecRealCommand(t *testing.T) {
+	t.Parallel()
 	h := newRealHost(t, createostest.Options{})
 	args := []string{"", "it's", "a\nb", "$(id)", "\x01\x7f\xff", "canary-arg", ""}
 	res, err := h.exec(t, createos.Command{
@@ -78,6 +79,7 @@ func TestExecRealCommand(t *testing.T) {
 }
 
 func TestExecRealInputOfAnySize(t *testing.T) {
+	t.Parallel()
 	h := newRealHost(t, createostest.Options{})
 	rng := rand.NewChaCha8([32]byte{1})
 	for _, size := range []int{0, 1, 96 << 10, 96<<10 + 1, 300 << 10, 8 << 20, 20 << 20} {
@@ -106,6 +108,7 @@ func TestExecRealInputOfAnySize(t *testing.T) {
 }
 
 func TestExecRealOutputIsWhole(t *testing.T) {
+	t.Parallel()
 	for name, faults := range map[string][]createostest.Fault{
 		"one connection": nil,
 		"cut":            {{Route: "GET /v1/sandboxes/{id}/processes/{pid}/connect", Times: 8, CutAfterFrames: 40}},
@@ -139,6 +142,7 @@ type writerFunc func([]byte) (int, error)
 func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 
 func TestExecRealEnds(t *testing.T) {
+	t.Parallel()
 	h := newRealHost(t, createostest.Options{})
 	for name, tc := range map[string]struct {
 		script string
@@ -169,6 +173,7 @@ func TestExecRealEnds(t *testing.T) {
 }
 
 func TestExecRealProfileThatExits(t *testing.T) {
+	t.Parallel()
 	for profile, says := range map[string]string{
 		"echo hi; exit 0": "ended with exit code 0", "echo hi; exec sh -c 'kill -KILL $$'": "was ended by SIGKILL", "echo hi; kill -TERM $$": "was ended by SIGTERM",
 	} {
@@ -197,6 +202,7 @@ func (h *realHost) live() (n int) {
 }
 
 func TestExecRealTreesEnd(t *testing.T) {
+	t.Parallel()
 	const hardToKill = `trap '' TERM; (trap '' TERM; setsid sleep 300) & sleep 300 & echo ready; wait`
 	h := newRealHost(t, createostest.Options{})
 	t.Run("time-out", func(t *testing.T) {
@@ -231,6 +237,7 @@ func TestExecRealTreesEnd(t *testing.T) {
 }
 
 func TestExecRealManyAtOnce(t *testing.T) {
+	t.Parallel()
 	h := newRealHost(t, createostest.Options{})
 	var wg sync.WaitGroup
 	for i := range 12 {
@@ -246,6 +253,7 @@ func TestExecRealManyAtOnce(t *testing.T) {
 }
 
 func TestExecRealEvictedOutput(t *testing.T) {
+	t.Parallel()
 	for _, inStream := range []bool{false, true} {
 		t.Run(fmt.Sprint(inStream), func(t *testing.T) {
 			h := newRealHost(t, createostest.Options{JournalBytes: 64 << 10, EvictUnderReader: true, OffsetErrorInStream: inStream})
@@ -263,6 +271,7 @@ func TestExecRealEvictedOutput(t *testing.T) {
 }
 
 func TestExecRealFailingWriter(t *testing.T) {
+	t.Parallel()
 	h := newRealHost(t, createostest.Options{})
 	broken := errors.New("disk full")
 	res, err := h.exec(t, createos.Command{Name: "echo", Args: []string{"hi"}, Stdout: writerFunc(func([]byte) (int, error) { return 0, broken }), Stderr: io.Discard})

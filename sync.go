@@ -240,7 +240,8 @@ type SyncSkip struct {
 // removed, at most after DriverConfig.CleanupTimeout. A removal that fails is a
 // warning, not a failure; the next sync of this driver on the lease, or the
 // destroy, does it. So does it with what a request that was cut off makes when it
-// arrives after that. There is no bound on the whole, because there is none on
+// arrives after that. What a host that died in the middle left is removed by a sync
+// of any driver a day later. There is no bound on the whole, because there is none on
 // its size: a transfer that stands still for a minute is cut, and a step in the
 // sandbox is bounded by Config.Timeout.
 //

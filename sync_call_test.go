@@ -22,6 +22,7 @@ import (
 )
 
 func TestSyncRefusesImpossibleMappings(t *testing.T) {
+	t.Parallel()
 	r := newSyncRig(t, createostest.Options{})
 	r.write(r.local("f"), "f")
 	good := createos.SyncMapping{Source: r.local("f"), Target: "f"}
@@ -80,6 +81,7 @@ func TestSyncRefusesImpossibleMappings(t *testing.T) {
 
 // A batch is looked at as a whole on both sides before the first byte of content.
 func TestSyncLooksAtAllMappingsFirst(t *testing.T) {
+	t.Parallel()
 	r := newSyncRig(t, createostest.Options{})
 	r.write(r.local("f"), "f")
 	r.write(r.local("d/x"), "x")
@@ -125,6 +127,7 @@ func TestSyncLooksAtAllMappingsFirst(t *testing.T) {
 
 // There may be more paths than one command can name.
 func TestSyncTakesManyMappings(t *testing.T) {
+	t.Parallel()
 	r := newSyncRig(t, createostest.Options{})
 	r.write(r.local("f"), "f")
 	long := strings.Repeat(strings.Repeat("x", 200)+"/", 9)
@@ -142,6 +145,7 @@ func TestSyncTakesManyMappings(t *testing.T) {
 }
 
 func TestSyncExcludes(t *testing.T) {
+	t.Parallel()
 	r := newSyncRig(t, createostest.Options{})
 	for _, f := range []string{"a.o", "a.c", "d/b.o", "d/b.c", "d/node_modules/x", "build/x", "d/build/x", "docs/a/b/c.md", "docs/x.txt", "tmp", "e/tmp/x"} {
 		r.write(r.local("src/"+f), f)
@@ -177,6 +181,7 @@ func TestSyncExcludes(t *testing.T) {
 }
 
 func TestSyncMergesIntoTheWorkspace(t *testing.T) {
+	t.Parallel()
 	r := newSyncRig(t, createostest.Options{})
 	r.write(r.local("src/a"), "new")
 	r.write(r.local("src/.paperclip-runtime/.paperclip-createos-lease"), "forged")
@@ -196,6 +201,7 @@ func TestSyncMergesIntoTheWorkspace(t *testing.T) {
 }
 
 func TestSyncOutFollowsLinksWhenAsked(t *testing.T) {
+	t.Parallel()
 	r := newSyncRig(t, createostest.Options{})
 	r.write(r.remote("elsewhere/file"), "followed")
 	r.write(r.remote("src/own"), "own")
@@ -225,6 +231,7 @@ func TestSyncOutFollowsLinksWhenAsked(t *testing.T) {
 
 // A file above the limit goes in parts and is one file again.
 func TestSyncSplitsLargeFiles(t *testing.T) {
+	t.Parallel()
 	r := newSyncRig(t, createostest.Options{MaxFileBytes: 300_000})
 	fill(t, r.local("src/large"), 1_000_000)
 	fill(t, r.local("exact"), 600_000)
@@ -255,6 +262,7 @@ func TestSyncSplitsLargeFiles(t *testing.T) {
 
 // Large files in a tree go by themselves, in both directions.
 func TestSyncTreeWithLargeFiles(t *testing.T) {
+	t.Parallel()
 	r := newSyncRig(t, createostest.Options{})
 	fill(t, r.local("src/d/large one"), 17<<20)
 	fill(t, r.local("src/z\n\xff"), 16<<20)
@@ -276,6 +284,7 @@ func TestSyncTreeWithLargeFiles(t *testing.T) {
 }
 
 func TestSyncCompresses(t *testing.T) {
+	t.Parallel()
 	for _, c := range []createos.SyncCompression{createos.SyncCompressAlways, createos.SyncCompressNever} {
 		r := newSyncRig(t, createostest.Options{})
 		for i := range 20 {
@@ -303,6 +312,7 @@ func TestSyncCompresses(t *testing.T) {
 }
 
 func TestSyncKeepsLimits(t *testing.T) {
+	t.Parallel()
 	r := newSyncRig(t, createostest.Options{})
 	for _, dir := range []string{r.local("src"), r.remote("src")} {
 		r.write(filepath.Join(dir, "a"), "12345")
@@ -323,6 +333,7 @@ func TestSyncKeepsLimits(t *testing.T) {
 }
 
 func TestSyncRunsCommandsInOrderUntilOneFails(t *testing.T) {
+	t.Parallel()
 	r := newSyncRig(t, createostest.Options{})
 	r.write(r.local("f"), "f")
 	s := syncOf(createos.SyncMapping{Source: r.local("f"), Target: "dir/f"})
@@ -353,6 +364,7 @@ func TestSyncRunsCommandsInOrderUntilOneFails(t *testing.T) {
 }
 
 func TestSyncReportsProgress(t *testing.T) {
+	t.Parallel()
 	r := newSyncRig(t, createostest.Options{})
 	fillTree(t, r.local("src"), 300)
 	fill(t, r.local("src/large"), 17<<20)
@@ -390,6 +402,7 @@ func TestSyncReportsProgress(t *testing.T) {
 
 // Release, Destroy and Shutdown cancel a sync, and wait until it has cleaned up.
 func TestSyncIsCancelledAndWaitedFor(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		end  func(r *syncRig) error
 		want error
@@ -399,7 +412,9 @@ func TestSyncIsCancelledAndWaitedFor(t *testing.T) {
 	} {
 		for _, dir := range []string{"in", "out"} {
 			t.Run(name+"/"+dir, func(t *testing.T) {
-				r := newSyncRig(t, createostest.Options{})
+				r := newSyncRig(t, createostest.Options{}, func(c *createos.DriverConfig) {
+					c.CleanupTimeout = 4 * time.Second // half of it the upload is waited for
+				})
 				r.write(r.local("src/f"), "new")
 				r.write(r.remote("src/f"), "new")
 				r.write(r.local("out/old"), "old")
@@ -439,6 +454,7 @@ func TestSyncIsCancelledAndWaitedFor(t *testing.T) {
 }
 
 func TestSyncBelongsToItsEnvironment(t *testing.T) {
+	t.Parallel()
 	r := newSyncRig(t, createostest.Options{})
 	r.srv.ForgetRequests()
 	other := r.env
@@ -455,6 +471,7 @@ func TestSyncBelongsToItsEnvironment(t *testing.T) {
 
 // A sandbox that its auto-pause has paused is woken, whatever step comes next.
 func TestSyncWakesAPausedSandbox(t *testing.T) {
+	t.Parallel()
 	r := newSyncRig(t, createostest.Options{})
 	r.write(r.local("src/f"), "new")
 	pause := func() {
@@ -477,6 +494,7 @@ func TestSyncWakesAPausedSandbox(t *testing.T) {
 // Scratch files that could not be removed are a warning, and the next sync removes
 // them.
 func TestSyncRemovesLateWhatItCouldNotRemove(t *testing.T) {
+	t.Parallel()
 	r := newSyncRig(t, createostest.Options{}, func(c *createos.DriverConfig) { c.CleanupTimeout = time.Second })
 	r.write(r.local("f"), "f")
 	r.srv.ForgetRequests()
@@ -495,9 +513,32 @@ func TestSyncRemovesLateWhatItCouldNotRemove(t *testing.T) {
 	r.clean()
 }
 
+// Nobody knows the scratch directory of a host that died. It is removed once no sync
+// can be at work in it any more, and not before.
+func TestSyncRemovesWhatADeadHostLeft(t *testing.T) {
+	t.Parallel()
+	r := newSyncRig(t, createostest.Options{})
+	runtime := r.remote(".paperclip-runtime")
+	r.write(filepath.Join(runtime, "sync-dead/run.1/out"), "")
+	require.NoError(t, os.Chmod(filepath.Join(runtime, "sync-dead/run.1"), 0o500))
+	r.write(filepath.Join(runtime, "sync-alive/p.1"), "")
+	r.write(filepath.Join(runtime, "other/p.1"), "")
+	long, lately := time.Now().Add(-25*time.Hour), time.Now().Add(-23*time.Hour)
+	for name, at := range map[string]time.Time{"sync-dead": long, "sync-alive": lately, "other": long} {
+		require.NoError(t, os.Chtimes(filepath.Join(runtime, name), at, at))
+	}
+	r.write(r.local("f"), "f")
+	_, err := r.in(t.Context(), createos.SyncMapping{Source: r.local("f"), Target: "f"})
+	require.NoError(t, err)
+	require.NoDirExists(t, filepath.Join(runtime, "sync-dead"))
+	require.FileExists(t, filepath.Join(runtime, "sync-alive/p.1"))
+	require.FileExists(t, filepath.Join(runtime, "other/p.1"))
+}
+
 // Syncs of one lease may run at the same time, to the same target too: the target
 // is one of them as a whole.
 func TestSyncsRunAtTheSameTime(t *testing.T) {
+	t.Parallel()
 	r := newSyncRig(t, createostest.Options{})
 	const n = 4
 	for i := range n {
@@ -531,6 +572,7 @@ func TestSyncsRunAtTheSameTime(t *testing.T) {
 
 // A source that changes while it is read is noticed.
 func TestSyncInNoticesAChange(t *testing.T) {
+	t.Parallel()
 	r := newSyncRig(t, createostest.Options{})
 	r.write(r.local("src/a"), "12345")
 	r.write(r.remote("dst/old"), "old")

@@ -125,6 +125,7 @@ func snapshot(t testing.TB, dir string) map[string]string {
 }
 
 func TestSyncCarriesRandomTreesThereAndBack(t *testing.T) {
+	t.Parallel()
 	r := newSyncRig(t, createostest.Options{})
 	for seed := range uint64(12) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -154,6 +155,7 @@ func TestSyncCarriesRandomTreesThereAndBack(t *testing.T) {
 
 // A delta must come to the same as a full sync, whatever was there.
 func TestSyncDeltaMakesTreesEqual(t *testing.T) {
+	t.Parallel()
 	r := newSyncRig(t, createostest.Options{})
 	for seed := range uint64(6) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {

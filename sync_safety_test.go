@@ -42,6 +42,7 @@ func (r *syncRig) victim() (dir string, untouched func()) {
 // Every archive of the table, in the place of the one that the sandbox made: none
 // is taken, for none holds what was asked for, and the target stays as it was.
 func TestSyncOutRefusesHostileArchives(t *testing.T) {
+	t.Parallel()
 	cases, err := hostile.Read("testdata/hostile.txt")
 	require.NoError(t, err)
 	r := newSyncRig(t, createostest.Options{})
@@ -73,6 +74,7 @@ func TestSyncOutRefusesHostileArchives(t *testing.T) {
 }
 
 func TestSyncOutRefusesHostileLists(t *testing.T) {
+	t.Parallel()
 	r := newSyncRig(t, createostest.Options{})
 	r.write(r.remote("src/a"), "new")
 	entry := func(fields ...string) string { return strings.Join(fields, "\x00") + "\x00" }
@@ -119,6 +121,7 @@ func TestSyncOutRefusesHostileLists(t *testing.T) {
 // A transfer that is cut, short, long or altered is never success. The flaw may
 // pass: then the next attempt succeeds.
 func TestSyncOutVerifiesWhatArrives(t *testing.T) {
+	t.Parallel()
 	r := newSyncRig(t, createostest.Options{})
 	content := strings.Repeat("content ", 3000)
 	r.write(r.remote("src/a"), content)
@@ -171,6 +174,7 @@ func TestSyncOutVerifiesWhatArrives(t *testing.T) {
 
 // What arrives in the sandbox is compared there.
 func TestSyncInVerifiesWhatArrives(t *testing.T) {
+	t.Parallel()
 	r := newSyncRig(t, createostest.Options{})
 	r.write(r.local("src/a"), "new")
 	r.write(r.remote("dst/old"), "old")
@@ -202,6 +206,7 @@ func (r *syncRig) scratchFiles() []string {
 
 // Links that were planted on this machine are not followed.
 func TestSyncOutDoesNotFollowPlantedLinks(t *testing.T) {
+	t.Parallel()
 	r := newSyncRig(t, createostest.Options{})
 	r.write(r.remote("src/sub/a"), "new")
 	victim, untouched := r.victim()
@@ -238,6 +243,7 @@ func TestSyncOutDoesNotFollowPlantedLinks(t *testing.T) {
 // While a merge writes, somebody flips a directory of the target between a
 // directory and a link.
 func TestSyncOutSurvivesATargetThatChanges(t *testing.T) {
+	t.Parallel()
 	r := newSyncRig(t, createostest.Options{})
 	for i := range 20 {
 		r.write(r.remote(fmt.Sprintf("src/sub/%d", i)), "new")
@@ -269,6 +275,7 @@ func TestSyncOutSurvivesATargetThatChanges(t *testing.T) {
 
 // Links that were planted in the sandbox are not followed there.
 func TestSyncDoesNotFollowPlantedLinksInTheSandbox(t *testing.T) {
+	t.Parallel()
 	r := newSyncRig(t, createostest.Options{})
 	victim, untouched := r.victim()
 	r.write(r.local("src/sub/file"), "new")
@@ -298,6 +305,7 @@ func TestSyncDoesNotFollowPlantedLinksInTheSandbox(t *testing.T) {
 
 // The link comes after the look, and before the step that would follow it.
 func TestSyncChecksAgainRightBeforeUse(t *testing.T) {
+	t.Parallel()
 	r := newSyncRig(t, createostest.Options{})
 	victim, untouched := r.victim()
 	r.write(r.local("src/file"), "new")
@@ -315,6 +323,7 @@ func TestSyncChecksAgainRightBeforeUse(t *testing.T) {
 // Nothing of this machine leaves it through a link, and one bad mapping keeps all
 // others from being sent.
 func TestSyncInDoesNotFollowHostLinks(t *testing.T) {
+	t.Parallel()
 	r := newSyncRig(t, createostest.Options{})
 	victim, _ := r.victim()
 	r.write(r.local("src/ok"), "ok")
@@ -353,6 +362,7 @@ func TestSyncInDoesNotFollowHostLinks(t *testing.T) {
 
 // Content travels in the bodies of uploads and nowhere else.
 func TestSyncKeepsContentOutOfCommandsAndErrors(t *testing.T) {
+	t.Parallel()
 	r := newSyncRig(t, createostest.Options{})
 	const canary = "canary-4711-canary"
 	r.write(r.local("src/a"), canary)
@@ -378,6 +388,7 @@ func TestSyncKeepsContentOutOfCommandsAndErrors(t *testing.T) {
 
 // A directory that a killed process moved aside is put back, on both sides.
 func TestSyncPutsBackWhatWasMovedAside(t *testing.T) {
+	t.Parallel()
 	r := newSyncRig(t, createostest.Options{})
 	r.write(r.remote("src/a"), "new")
 	r.write(r.local(".createos-old.out/precious"), "old")

@@ -190,21 +190,10 @@ func (r *syncRig) fillSource() {
 	}
 }
 
-// cleanNext requires that no scratch file is left, or, if one is, that the next sync
-// removes it: a request that was cut off may be carried out late.
-func (r *syncRig) cleanNext() {
-	r.t.Helper()
-	if list, _ := filepath.Glob(r.remote(".paperclip-runtime/sync-*")); len(list) > 0 {
-		r.write(r.local("tiny"), "tiny")
-		_, err := r.in(context.Background(), createos.SyncMapping{Source: r.local("tiny"), Target: "tiny"})
-		require.NoError(r.t, err)
-	}
-	r.clean()
-}
-
 // Killing the connection, and with it the caller's context, at any byte leaves old
 // or new and no scratch file.
 func TestSyncSurvivesTheEndOfItsConnectionAtAnyByte(t *testing.T) {
+	t.Parallel()
 	stride := int64(1009)
 	if testing.Short() {
 		stride = 9001
@@ -239,7 +228,7 @@ func TestSyncSurvivesTheEndOfItsConnectionAtAnyByte(t *testing.T) {
 				if fmt.Sprint(got) != fmt.Sprint(old) {
 					require.Equal(t, latest, got, "byte %d: neither old nor new", at)
 				}
-				r.cleanNext()
+				r.clean()
 			}
 			require.Positive(t, failures)
 		})
@@ -250,6 +239,7 @@ func TestSyncSurvivesTheEndOfItsConnectionAtAnyByte(t *testing.T) {
 // The same at every request: its reply is lost with the caller's context, or only
 // the reply is lost, and the sync finds out and succeeds.
 func TestSyncSurvivesTheLossOfAnyReply(t *testing.T) {
+	t.Parallel()
 	r := newSyncRig(t, createostest.Options{})
 	r.fillSource()
 	for _, c := range sweepCases() {
@@ -279,7 +269,7 @@ func TestSyncSurvivesTheLossOfAnyReply(t *testing.T) {
 					if err == nil || fmt.Sprint(got) != fmt.Sprint(old) {
 						require.Equal(t, latest, got, "request %d", n)
 					}
-					r.cleanNext()
+					r.clean()
 				}
 			}
 		})

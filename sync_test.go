@@ -89,6 +89,7 @@ func (r *syncRig) clean() {
 }
 
 func TestSyncFileInAndOut(t *testing.T) {
+	t.Parallel()
 	r := newSyncRig(t, createostest.Options{})
 	r.write(r.local("a b"), "hello\n")
 	require.NoError(t, os.Chmod(r.local("a b"), 0o750))
@@ -107,6 +108,7 @@ func TestSyncFileInAndOut(t *testing.T) {
 }
 
 func TestSyncDirInAndOut(t *testing.T) {
+	t.Parallel()
 	r := newSyncRig(t, createostest.Options{})
 	r.write(r.local("src/a/b/c"), "deep")
 	r.write(r.local("src/-n\n x"), "odd")

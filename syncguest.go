@@ -118,6 +118,13 @@ rm -rf -- "$S" 2>/dev/null || { chmod -R u+rwx -- "$S"; rm -rf -- "$S"; } 2>/dev
 [ ! -e "$S" ] || exit 96
 `
 
+// guestStale removes the scratch directories of hosts that died in the middle:
+// those in which nothing was made for a day. A sync that lives makes something
+// there with each step and each piece that it sends, and gives up after
+// minutes without.
+const guestStale = `find "$D" -mindepth 1 -maxdepth 1 -type d -name 'sync-*' -mmin +1440 -exec chmod -R u+rwx -- {} + -exec rm -rf -- {} + 2>/dev/null
+`
+
 // guestStrong is mark with a SHA-256.
 const guestStrong = `mark() { h=$(sum 99999999 <"$1") && printf '%s\n' "${h%% *}"; }
 `
@@ -167,6 +174,7 @@ func (y *syncer) begin(ctx context.Context) (found []string, err error) {
 	for _, id := range left {
 		w.WriteString(`rm -rf -- "$D/sync-` + id + "\"\n")
 	}
+	w.WriteString(guestStale)
 	w.WriteString(`mkdir "$S" 2>/dev/null || [ -d "$S" ] || exit 96` + "\n")
 	w.WriteString("command -v gzip >/dev/null && echo gzip || echo plain\n")
 	y.dirty, y.doubt = true, true
