@@ -48,8 +48,8 @@ type DriverConfig struct {
 	// text of the provider. Nil discards.
 	Logger *slog.Logger
 	// OnEvent, if not nil, is called for each request and each change of
-	// Unconfirmed, from the goroutine that does the work, possibly
-	// concurrently. It must return quickly and must not call the driver.
+	// Unconfirmed, possibly concurrently; see [Event]. It must return quickly
+	// and must not call the driver.
 	OnEvent func(Event)
 	// Deployment separates installations that share an account: it is part of
 	// the owner mark of every sandbox. It must hold no NUL. Default empty.
@@ -119,6 +119,10 @@ type Driver struct {
 	// unconfirmed holds what is owed. DestroyOwed, Stuck and ProcessUnproven
 	// poison their scope.
 	unconfirmed map[debtKey]*debt
+	// changes are the events about unconfirmed that are still to be told, in
+	// their order; telling says that a goroutine is at it.
+	changes []Event
+	telling bool
 	// sightings holds what was last seen of sandboxes; losing one costs a
 	// request, never a wrong verdict.
 	sightings map[scope]*sighting

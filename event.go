@@ -20,8 +20,11 @@ const (
 // An Event is for hosts that want metrics. It holds no secret, no path and no
 // text of the provider.
 //
-// Events are delivered by a call of the hook on the goroutine that does the
-// work, with no lock held, and possibly from several goroutines at once. The
+// Events are delivered by a call of the hook on a goroutine that works for the
+// driver, with no lock held, and possibly from several goroutines at once. Those
+// about entries come one at a time and in the order in which the entries changed,
+// so that a list that is kept by them is right; they may come from another call
+// than the one that changed the entry, and shortly after that has returned. The
 // hook must not block, because the work waits for it, and must not call the
 // driver.
 type Event struct {

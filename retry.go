@@ -176,19 +176,15 @@ func (d *Driver) targetOf(u Unconfirmed) (target, bool) {
 // have ended by another hand meanwhile; then it stays so.
 func (d *Driver) failed(u Unconfirmed, err error) {
 	d.mu.Lock()
-	held := d.unconfirmed[debtKey{u.scope(), u.Kind}]
-	if held == nil {
-		d.mu.Unlock()
-		return
+	if held := d.unconfirmed[debtKey{u.scope(), u.Kind}]; held != nil {
+		held.Attempts++
+		if held.Cause != err.Error() {
+			held.Cause = err.Error()
+			d.changedLocked(EventOwed, held)
+		}
 	}
-	held.Attempts++
-	changed := held.Cause != err.Error()
-	held.Cause = err.Error()
-	now := held.copy()
 	d.mu.Unlock()
-	if changed {
-		d.announce(now)
-	}
+	d.tell()
 }
 
 // pay works once on an entry that has an id.

@@ -161,9 +161,9 @@ func (d *Driver) owe(u Unconfirmed) {
 		held.Cause = u.Cause
 		held.addProcesses(u.Processes)
 	}
-	now := held.copy()
+	d.changedLocked(EventOwed, held)
 	d.mu.Unlock()
-	d.announce(now)
+	d.tell()
 }
 
 func (held *debt) addProcesses(names []string) {
@@ -181,28 +181,58 @@ func (held *debt) copy() Unconfirmed {
 	return u
 }
 
-// announce tells of an entry that was made, or has a new cause.
-func (d *Driver) announce(u Unconfirmed) {
-	d.log.Warn("createos: unconfirmed", "kind", string(u.Kind), "sandbox", u.SandboxID, "name", u.SandboxName, "cause", u.Cause)
-	d.emit(Event{Kind: EventOwed, Time: time.Now(), SandboxID: u.SandboxID, Debt: &u})
+// changedLocked notes that an entry was made, has a new cause, or ended. Whoever
+// calls it calls tell once the lock is released.
+func (d *Driver) changedLocked(kind EventKind, held *debt) {
+	u := held.copy()
+	d.changes = append(d.changes, Event{Kind: kind, Time: time.Now(), SandboxID: u.SandboxID, Debt: &u})
+}
+
+// tell delivers the changes of entries in the order in which they happened: two
+// goroutines that each told of their own could tell the end of an entry before
+// its beginning, and who keeps a list by the events would keep it for ever. One
+// that finds another at it leaves the work to that one.
+func (d *Driver) tell() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.telling {
+		return
+	}
+	d.telling = true
+	defer func() { d.telling = false }()
+	for len(d.changes) > 0 {
+		e := d.changes[0]
+		d.changes = d.changes[1:]
+		d.tellOne(e)
+	}
+	d.changes = nil
+}
+
+// tellOne is called with the lock held, and releases it meanwhile.
+func (d *Driver) tellOne(e Event) {
+	d.mu.Unlock()
+	defer d.mu.Lock() // also if the hook panics
+	who := []any{"kind", string(e.Debt.Kind), "sandbox", e.Debt.SandboxID, "name", e.Debt.SandboxName}
+	if e.Kind == EventOwed {
+		d.log.Warn("createos: unconfirmed", append(who, "cause", e.Debt.Cause)...)
+	} else {
+		d.log.Info("createos: settled", who...)
+	}
+	d.emit(e)
 }
 
 // settle ends the entries of the given kinds in a scope.
 func (d *Driver) settle(s scope, kinds ...DebtKind) {
-	var ended []Unconfirmed
 	d.mu.Lock()
 	for _, kind := range kinds {
 		key := debtKey{s, kind}
 		if held := d.unconfirmed[key]; held != nil {
-			ended = append(ended, held.Unconfirmed)
 			delete(d.unconfirmed, key)
+			d.changedLocked(EventSettled, held)
 		}
 	}
 	d.mu.Unlock()
-	for _, u := range ended {
-		d.log.Info("createos: settled", "kind", string(u.Kind), "sandbox", u.SandboxID, "name", u.SandboxName)
-		d.emit(Event{Kind: EventSettled, Time: time.Now(), SandboxID: u.SandboxID, Debt: &u})
-	}
+	d.tell()
 }
 
 // gone ends everything that is known of a sandbox that is proven destroyed. A
