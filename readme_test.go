@@ -53,6 +53,21 @@ func TestReadmeConfigurationTable(t *testing.T) {
 	assert.ElementsMatch(t, fields, named)
 }
 
+// What the README names as a proof is there.
+func TestReadmeNamesTests(t *testing.T) {
+	files, err := filepath.Glob("*_test.go")
+	require.NoError(t, err)
+	var tests strings.Builder
+	for _, name := range files {
+		tests.WriteString(readFile(t, name))
+	}
+	named := regexp.MustCompile(`Test[A-Z]\w+`).FindAllString(readFile(t, "README.md"), -1)
+	require.NotEmpty(t, named)
+	for _, name := range named {
+		assert.Contains(t, tests.String(), "\nfunc "+name+"(t *testing.T)", name)
+	}
+}
+
 // Every error that the README names exists, and it names every one that a
 // caller can match.
 func TestReadmeErrors(t *testing.T) {

@@ -40,6 +40,7 @@ type scene struct {
 	deeds        deeds
 	probed       *createos.ProbeResult
 	reconciled   *createos.Reconciliation
+	synced       synced
 
 	asides sync.WaitGroup
 	mu     sync.Mutex
@@ -51,7 +52,9 @@ func newScene(t testing.TB, op *operation, incidents []incident) *scene {
 	s := &scene{op: op, incidents: incidents, log: new(sink), ledger: &ledger{owed: make(map[entry]bool)}}
 	opts := op.opts
 	opts.UserID = "usr_sweep"
-	opts.Commands = s.deeds.command
+	if !opts.RealCommands {
+		opts.Commands = s.deeds.command
+	}
 	s.rig = newRig(t, opts, func(cfg *createos.DriverConfig) {
 		s.wire = newWire(cfg.Transport)
 		s.wire.sends = s.known
@@ -334,6 +337,11 @@ func (s *scene) noSecret(err error) {
 	if s.probed != nil {
 		said.WriteString(s.probed.Summary)
 	}
+	if s.synced.res != nil {
+		for _, w := range s.synced.res.Warnings {
+			walk(w)
+		}
+	}
 	s.mu.Lock()
 	for _, err := range s.errs {
 		walk(err)
@@ -347,7 +355,7 @@ func (s *scene) noSecret(err error) {
 	said.WriteString(s.ledger.text.String())
 	s.ledger.mu.Unlock()
 	text := said.String()
-	for _, secret := range []string{"canary", s.srv.APIKey(), "/workspaces/", "X-Api-Key"} {
+	for _, secret := range []string{"canary", s.srv.APIKey(), "/workspaces/", "/workspace/", "old/a", "X-Api-Key"} {
 		if i := strings.Index(text, secret); i >= 0 {
 			s.claim(false, "%q is said: %s", secret, text[max(0, i-80):min(len(text), i+80)])
 		}
@@ -370,6 +378,9 @@ func (s *scene) afterwards() {
 	s.env.Config.APIKey = createos.NewSecret(s.srv.AddKey("usr_sweep"))
 	if s.lease != nil {
 		s.healthyExec(ctx)
+	}
+	if s.op.after != nil {
+		s.op.after(ctx, s)
 	}
 	s.claim(before == sorted(entriesOf(s.driver.State().Owed)), "a new key changed what is owed")
 	s.healthyRetry(ctx)

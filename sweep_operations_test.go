@@ -33,6 +33,11 @@ type operation struct {
 	healthy string
 	// pairs asks for pairs of incidents too.
 	pairs bool
+	// sample, if set, is of how many single incidents the short form runs one.
+	sample int
+	// after checks, beside what is checked for all, that the provider is well
+	// again.
+	after func(ctx context.Context, s *scene)
 	// strays says that processes of another host run: the call did not start
 	// them and need not end them when it fails.
 	strays bool
@@ -40,7 +45,7 @@ type operation struct {
 
 // operations are the public operations of a driver that send requests. A new
 // one gets an entry here and is swept.
-var operations = []operation{
+var operations = append(syncOperations, []operation{
 	{name: "Acquire", pairs: true, call: callAcquire, truth: truthAcquire},
 	{name: "Acquire, create answers creating", opts: createostest.Options{CreatingPolls: 2, ListShape: createostest.ListNamed}, call: callAcquire, truth: truthAcquire},
 	{name: "Acquire, create tells no state", opts: createostest.Options{OmitCreateState: true, ForgetDestroyed: true}, pairs: true, call: callAcquire, truth: truthAcquire},
@@ -108,7 +113,7 @@ var operations = []operation{
 		s.env.Config.EgressAllowlist = []string{"example.com"}
 		hold(s)
 	}},
-}
+}...)
 
 func awaits(cfg *createos.DriverConfig) { cfg.AwaitDestroyed = true }
 

@@ -308,10 +308,12 @@ func BenchmarkSyncTreeIn(b *testing.B) {
 	r := newSyncRig(b, createostest.Options{})
 	fillTree(b, r.local("src"), smallFiles)
 	n := 0
+	peak := watchMemory(b)
 	ratio := turns(b, func() { n++ }, func() error {
 		_, err := r.in(b.Context(), createos.SyncMapping{Source: r.local("src"), Target: fmt.Sprintf("t%d", n)})
 		return err
 	}, func() error { return r.bareTreeIn(r.local("src"), r.remote(fmt.Sprintf("t%d", n))) })
+	b.ReportMetric(peak(), "peak-MiB")
 	b.ReportMetric(1/ratio, "time/bare")
 }
 
@@ -319,10 +321,12 @@ func BenchmarkSyncTreeOut(b *testing.B) {
 	r := newSyncRig(b, createostest.Options{})
 	fillTree(b, r.remote("src"), smallFiles)
 	n := 0
+	peak := watchMemory(b)
 	ratio := turns(b, func() { n++ }, func() error {
 		_, err := r.out(b.Context(), createos.SyncMapping{Source: "src", Target: r.local(fmt.Sprintf("t%d", n))})
 		return err
 	}, func() error { return r.bareTreeOut(r.remote("src"), r.local(fmt.Sprintf("t%d", n))) })
+	b.ReportMetric(peak(), "peak-MiB")
 	b.ReportMetric(1/ratio, "time/bare")
 }
 
@@ -350,8 +354,10 @@ func BenchmarkSyncDelta(b *testing.B) {
 		}},
 	} {
 		b.Run(c.name, func(b *testing.B) {
+			peak := watchMemory(b)
 			ratio := turns(b, func() { n++ }, func() error { return c.sync("delta", true) },
 				func() error { return c.sync(fmt.Sprintf("full%d", n), false) })
+			b.ReportMetric(peak(), "peak-MiB")
 			b.ReportMetric(1/ratio, "time/full")
 		})
 	}

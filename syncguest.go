@@ -232,10 +232,10 @@ func (y *syncer) script(ctx context.Context, body string) (string, error) {
 		text += guestStrong
 	}
 	text += body
-	over := time.Now().Add(y.timeout)
+	over := time.Now().Add(y.timeout) // for all attempts together
 	failures, conflicts := 0, 0
 	for {
-		got, err := y.client.execWithin(ctx, y.l.scope.id, execShell, []string{"-c", text}, y.timeout)
+		got, err := y.client.execWithin(ctx, y.l.scope.id, execShell, []string{"-c", text}, max(time.Until(over), time.Second))
 		switch {
 		case err == nil && (got.Failed || got.ExitCode == nil):
 			return "", ErrSyncStep
@@ -250,7 +250,7 @@ func (y *syncer) script(ctx context.Context, body string) (string, error) {
 			}
 			continue
 		case unclear(err) || errors.Is(err, ErrConnection):
-			if failures++; failures < stepTries && sleep(ctx, jitter(failures)) == nil {
+			if failures++; failures < stepTries && time.Now().Before(over) && sleep(ctx, jitter(failures)) == nil {
 				continue
 			}
 		}

@@ -45,6 +45,12 @@ type Options struct {
 	// server works within a testing/synctest bubble if it was started there.
 	InMemory bool
 
+	// RealCommands, with InMemory, runs real processes and keeps real files all
+	// the same: only the connections are in memory then. In a bubble the clock
+	// stands still while a process works, so commands cost no virtual time, and
+	// one that waits for something outside holds the bubble up.
+	RealCommands bool
+
 	// Addr is the TCP address to listen on; "" is 127.0.0.1:0. Not used with
 	// InMemory.
 	Addr string

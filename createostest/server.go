@@ -117,7 +117,7 @@ func start(opts Options, tb testing.TB) (*Server, error) {
 }
 
 func (s *Server) makeRunner() (err error) {
-	if s.opts.InMemory || s.opts.Commands != nil {
+	if s.opts.InMemory && !s.opts.RealCommands || s.opts.Commands != nil {
 		commands := s.opts.Commands
 		if commands == nil {
 			commands = Builtin
