@@ -450,13 +450,15 @@ func (h *held) judge(m *model, kind string, v view, res *createos.Result, err er
 	refusal := map[string]error{
 		"exec": createos.ErrLeaseClosing, "resume": createos.ErrCleanupFirst, "release": createos.ErrCleanupInProgress, "destroy": createos.ErrCleanupInProgress,
 	}[kind]
+	// A shutdown that came while the call began may be the reason as well.
+	refused := errors.Is(err, refusal) || m.wasDown(time.Now()) && errors.Is(err, createos.ErrShutdown)
 	down := m.wasDown(v.began)
 	switch {
 	case down && (kind == "exec" || kind == "resume"):
 		m.claim(errors.Is(err, createos.ErrShutdown), "%s after shutdown: %v", kind, err)
 		return
 	case covered:
-		m.claim(errors.Is(err, refusal), "%s on a lease that is closing: %v", kind, err)
+		m.claim(refused, "%s on a lease that is closing: %v", kind, err)
 		return
 	}
 	switch kind {
@@ -464,11 +466,11 @@ func (h *held) judge(m *model, kind string, v view, res *createos.Result, err er
 		m.claim(err != nil || !v.gone, "exec on a lease that is gone")
 		m.claim(err != nil || res.TimedOut || res.Success(), "exec made something else of success: %+v", res)
 		m.claim(err == nil || !res.Success() || errors.Is(err, createos.ErrTerminationUnproven), "success next to the error %v", err)
-		m.claim(!v.poisoned || v.gone || !untouched || errors.Is(err, createos.ErrLeaseClosing), "exec on a poisoned lease: %v", err)
+		m.claim(!v.poisoned || v.gone || !untouched || refused, "exec on a poisoned lease: %v", err)
 	case "resume":
 		m.claim(err != nil || !v.gone, "a lease that is gone was resumed")
 		m.claim(err != nil || !second, "two resumes at once")
-		m.claim(!v.poisoned || v.gone || !untouched || errors.Is(err, createos.ErrCleanupFirst), "resume of a poisoned lease: %v", err)
+		m.claim(!v.poisoned || v.gone || !untouched || refused, "resume of a poisoned lease: %v", err)
 	case "release":
 		m.claim(err != nil || !v.poisoned || v.gone || !untouched, "a poisoned lease was released")
 	}

@@ -228,7 +228,7 @@ func (d *Driver) absent(ctx context.Context, t target, err error) error {
 	if why := d.foreignKey(ctx, t, seen); why != nil {
 		return fmt.Errorf("%w: %w", ErrUnjudged, why)
 	}
-	if seen.alive.IsZero() || time.Since(seen.alive) > aliveWindow {
+	if !answeredLate(err) && (seen.alive.IsZero() || time.Since(seen.alive) > aliveWindow) {
 		return nil
 	}
 	if serr := sleep(ctx, secondLook); serr != nil {
@@ -284,6 +284,14 @@ func (d *Driver) foreignKey(ctx context.Context, t target, seen sighting) error 
 func isNotFound(err error) bool {
 	var refused *RequestError
 	return errors.As(err, &refused) && refused.Status == http.StatusNotFound
+}
+
+// answeredLate says that the request had trouble before it got this answer. Trouble
+// comes in company: then a 404 is looked at twice however old the last sighting
+// is, for the request may have hung for longer than the window.
+func answeredLate(err error) bool {
+	var refused *RequestError
+	return errors.As(err, &refused) && refused.later
 }
 
 func saidByAPI(err error) bool {

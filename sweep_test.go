@@ -19,7 +19,8 @@ import (
 )
 
 var (
-	sweepLong   = flag.Bool("sweep.long", false, "TestFaultSweep runs all pairs of single incidents, and more of those that last")
+	sweepLong   = flag.Bool("sweep.long", false, "TestFaultSweep runs all single incidents of syncs too, and one pair in ten")
+	sweepPairs  = flag.Int("sweep.pairs", 0, "TestFaultSweep runs one pair of incidents in so many")
 	sweepMatrix = flag.String("sweep.matrix", "", "file for the matrix of TestFaultSweep")
 )
 
@@ -108,7 +109,7 @@ func (sw *sweep) followUp(t *testing.T, op *operation, first incident, spots []s
 		for _, tr := range troubles {
 			for _, lasts := range []bool{false, true} {
 				second := incident{at, tr, lasts}
-				if tr.leaving() && (lasts || first.leaving()) || !sampled(onePairOf(first, second), op.name, first, second) {
+				if tr.leaving() && (lasts || first.leaving()) || !sampled(onePairOf(), op.name, first, second) {
 					continue
 				}
 				sw.run(t, op, []incident{first, second})
@@ -140,16 +141,17 @@ func (op *operation) oneOf() int {
 // brief is for runs that look for other things, such as races.
 func brief() bool { return testing.Short() || raceEnabled && !*sweepLong }
 
-func onePairOf(first, second incident) int {
+// onePairOf says of how many pairs of incidents one is run.
+func onePairOf() int {
 	switch {
+	case *sweepPairs > 0:
+		return *sweepPairs
 	case brief():
 		return 1600
 	case !*sweepLong:
 		return 400
-	case first.lasts || second.lasts:
-		return 8
 	}
-	return 1
+	return 10
 }
 
 // run runs one schedule in a bubble of its own. It returns the requests that
@@ -316,6 +318,8 @@ func TestFoundByTheSweep(t *testing.T) {
 		"a 404 right after a list was believed":             {"Reconcile", []incident{at(get, "404", false)}},
 		"two entries of one sandbox stood in each other's way": {"Destroy, command runs", []incident{
 			at(sandbox, "502", true), at(terminate, "502 after", true)}},
+		"a destroy hung until the last sighting was old, and then a 404 was believed": {"Destroy", []incident{
+			at(sandbox, "hangs before", false), second(at(sandbox, "404", false))}},
 		"a step that hung was given its whole time four times": {"SyncIn, directory", []incident{at(runWorkspace, "hangs before", true)}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -333,6 +337,12 @@ func TestFoundByTheSweep(t *testing.T) {
 func at(route, name string, lasts bool) incident {
 	i := slices.IndexFunc(troubles, func(tr trouble) bool { return tr.name == name })
 	return incident{spot{route, 1}, troubles[i], lasts}
+}
+
+// second moves an incident to the second request of its route.
+func second(i incident) incident {
+	i.nth = 2
+	return i
 }
 
 func (sw *sweep) matrix(w io.Writer) {
