@@ -451,7 +451,7 @@ func (h *held) judge(m *model, kind string, v view, res *createos.Result, err er
 		"exec": createos.ErrLeaseClosing, "resume": createos.ErrCleanupFirst, "release": createos.ErrCleanupInProgress, "destroy": createos.ErrCleanupInProgress,
 	}[kind]
 	// A shutdown that came while the call began may be the reason as well.
-	refused := errors.Is(err, refusal) || m.wasDown(time.Now()) && errors.Is(err, createos.ErrShutdown)
+	refused := errors.Is(err, refusal) || m.isDown() && errors.Is(err, createos.ErrShutdown)
 	down := m.wasDown(v.began)
 	switch {
 	case down && (kind == "exec" || kind == "resume"):
