@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"iter"
 	"os"
 	"path"
 	"slices"
@@ -217,9 +218,12 @@ func (y *syncer) sendTree(ctx context.Context, m *mapping, root *os.Root, t *tre
 	// Directories keep a mode with which they can be filled, and get their own
 	// from a last archive: for all in the place that is merged into, which
 	// may have had others.
-	dirs := slices.DeleteFunc(slices.Clone(send), func(e archive.Entry) bool {
-		return e.Kind != archive.Dir || !m.Merge && e.Mode&0o700 == 0o700
-	})
+	var dirs []archive.Entry
+	for _, e := range send {
+		if e.Kind == archive.Dir && (m.Merge || e.Mode&0o700 != 0o700) {
+			dirs = append(dirs, e)
+		}
+	}
 	modes := ""
 	if len(dirs) > 0 {
 		dest := into
@@ -255,7 +259,14 @@ func (y *syncer) deleteBody(ctx context.Context, entries []archive.Entry) (strin
 		return "", nil
 	}
 	file := "del." + strconv.Itoa(y.number())
-	return "L=$S/" + file + guestDelete, y.putNames(ctx, file, entries, true)
+	fromBelow := func(yield func(archive.Entry) bool) {
+		for _, e := range slices.Backward(entries) {
+			if !yield(e) {
+				return
+			}
+		}
+	}
+	return "L=$S/" + file + guestDelete, y.putNames(ctx, file, fromBelow)
 }
 
 // sendUnits sends what is in a tree into the scratch directory "tree." and the
@@ -265,18 +276,16 @@ func (y *syncer) sendUnits(ctx context.Context, m *mapping, root *os.Root, send 
 	defer func() { err = errors.Join(err, bg.wait()) }()
 	r := hosttree.NewReader(root)
 	defer r.Close()
-	entries := make([]archive.Entry, len(send))
-	for i, e := range send {
-		switch e.Kind {
-		case archive.File:
-			e.Mode = m.fileMode(e.Mode)
-		case archive.Dir:
-			e.Mode |= 0o700
-		}
-		entries[i] = e
-	}
 	into := fmt.Sprintf(`"$S/tree.%d"`, top)
-	for _, u := range y.cut(entries, false) {
+	for u := range y.cut(slices.Values(send), false) {
+		for i := range u.entries {
+			switch e := &u.entries[i]; e.Kind {
+			case archive.File:
+				e.Mode = m.fileMode(e.Mode)
+			case archive.Dir:
+				e.Mode |= 0o700
+			}
+		}
 		if u.large {
 			err = y.sendLarge(ctx, r, u, top, &bg)
 		} else {
@@ -369,15 +378,13 @@ func squeeze(s *archive.Stream) ([]byte, error) {
 	return nil, errors.Join(err, serr)
 }
 
-// putNames uploads names, in their order or the other way round.
-func (y *syncer) putNames(ctx context.Context, file string, entries []archive.Entry, backwards bool) error {
+// putNames uploads a list of names.
+func (y *syncer) putNames(ctx context.Context, file string, entries iter.Seq[archive.Entry]) error {
 	var b bytes.Buffer
-	for i := range entries {
-		e := entries[i]
-		if backwards {
-			e = entries[len(entries)-1-i]
-		}
-		b.WriteString("./" + e.Name + "\x00")
+	for e := range entries {
+		b.WriteString("./")
+		b.WriteString(e.Name)
+		b.WriteByte(0)
 	}
 	return y.put(ctx, file, bytes.NewReader(b.Bytes()), int64(b.Len()))
 }

@@ -113,7 +113,6 @@ func (y *syncer) readList(r *bufio.Reader, m *mapping, t *tree) error {
 	if err != nil {
 		return err
 	}
-	byName(all)
 	gone := make(map[string]bool) // directories that are excluded or skipped
 	for _, s := range t.skipped {
 		gone[s.Name] = true
@@ -145,16 +144,15 @@ func refusedList(error) error {
 	return &syncCause{kind: ErrSyncRefused, text: "the list of a directory is not readable"}
 }
 
-// readEntries reads records up to the end. What is neither file, directory nor
-// link goes to skipped.
+// readEntries reads records up to the end, and sorts them. What is neither file,
+// directory nor link goes to skipped.
 func (y *syncer) readEntries(r *bufio.Reader, skipped *[]hosttree.Skip) ([]archive.Entry, error) {
 	var list []archive.Entry
 	var bytes int64
-	seen := make(map[string]struct{})
-	for {
+	for n := 1; ; n++ {
 		kind, err := r.ReadString(0)
 		if err == io.EOF && kind == "" {
-			return list, nil
+			return list, distinct(list, skipped)
 		}
 		var fields [5]string
 		for i := range fields {
@@ -166,12 +164,11 @@ func (y *syncer) readEntries(r *bufio.Reader, skipped *[]hosttree.Skip) ([]archi
 			return nil, refusedList(err)
 		}
 		e, ok := entryOfFields(kind, fields)
-		if _, twice := seen[e.Name]; !ok || twice {
+		if !ok {
 			return nil, refusedList(nil)
 		}
-		seen[e.Name] = struct{}{}
 		bytes += e.Size
-		if len(seen) > y.plan.limits.Entries || bytes > y.plan.limits.Bytes {
+		if n > y.plan.limits.Entries || bytes > y.plan.limits.Bytes {
 			return nil, ErrSyncLimit
 		}
 		reason := archive.CheckName(e.Name, MaxSyncPath)
@@ -185,6 +182,27 @@ func (y *syncer) readEntries(r *bufio.Reader, skipped *[]hosttree.Skip) ([]archi
 			*skipped = append(*skipped, hosttree.Skip{Name: e.Name, Reason: reason})
 		}
 	}
+}
+
+// distinct sorts a list, and refuses one that names something twice.
+func distinct(list []archive.Entry, skipped *[]hosttree.Skip) error {
+	byName(list)
+	for i := 1; i < len(list); i++ {
+		if list[i-1].Name == list[i].Name {
+			return refusedList(nil)
+		}
+	}
+	if skipped == nil {
+		return nil
+	}
+	seen := make(map[string]bool, len(*skipped))
+	for _, s := range *skipped {
+		if hosttree.Find(list, s.Name) >= 0 || seen[s.Name] {
+			return refusedList(nil)
+		}
+		seen[s.Name] = true
+	}
+	return nil
 }
 
 // readField reads one field of at most a path's length.
@@ -216,10 +234,6 @@ func entryOfFields(kind string, fields [5]string) (e archive.Entry, ok bool) {
 // readSums reads what sha256sum -z printed: digest, two characters, name, NUL.
 func (t *tree) readSums(r *bufio.Reader) error {
 	t.sums = make([][sha256.Size]byte, len(t.entries))
-	found := make(map[string]int, len(t.entries))
-	for i, e := range t.entries {
-		found[e.Name] = i
-	}
 	for {
 		line, err := readField(r)
 		if err == io.EOF {
@@ -233,7 +247,7 @@ func (t *tree) readSums(r *bufio.Reader) error {
 		if _, err := hex.Decode(sum[:], []byte(line[:digest])); err != nil {
 			return refusedList(err)
 		}
-		if i, ok := found[strings.TrimPrefix(line[digest+2:], "./")]; ok {
+		if i := hosttree.Find(t.entries, strings.TrimPrefix(line[digest+2:], "./")); i >= 0 {
 			t.sums[i] = sum
 		}
 	}

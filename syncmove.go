@@ -8,9 +8,11 @@ import (
 	"fmt"
 	"hash"
 	"io"
+	"iter"
 	"net/http"
 	"path"
 	"slices"
+	"sort"
 	"strconv"
 	"strings"
 
@@ -48,24 +50,34 @@ type unit struct {
 
 func (u *unit) name() string { return "p." + strconv.Itoa(u.number) }
 
-// cut makes units of the files among entries, in their order.
-func (y *syncer) cut(entries []archive.Entry, follow bool) []*unit {
-	var units []*unit
-	var open *unit
-	var size int64
-	for _, e := range entries {
-		if e.Kind == archive.File && e.Size >= largeFile && !follow {
-			units = append(units, &unit{number: y.number(), entries: []archive.Entry{e}, large: true})
-			continue
+// cut makes units of entries, in their order.
+func (y *syncer) cut(entries iter.Seq[archive.Entry], follow bool) iter.Seq[*unit] {
+	return func(yield func(*unit) bool) {
+		open, size := &unit{follow: follow}, int64(0)
+		pass := func(u *unit) bool {
+			u.number = y.number()
+			return yield(u)
 		}
-		if open == nil || len(open.entries) == packEntries || size+e.Size > packBytes {
-			open, size = &unit{number: y.number(), follow: follow}, 0
-			units = append(units, open)
+		for e := range entries {
+			if e.Kind == archive.File && e.Size >= largeFile && !follow {
+				if !pass(&unit{entries: []archive.Entry{e}, large: true}) {
+					return
+				}
+				continue
+			}
+			if len(open.entries) == packEntries || size+e.Size > packBytes && len(open.entries) > 0 {
+				if !pass(open) {
+					return
+				}
+				open, size = &unit{follow: follow}, 0
+			}
+			open.entries = append(open.entries, e)
+			size += e.Size
 		}
-		open.entries = append(open.entries, e)
-		size += e.Size
+		if len(open.entries) > 0 {
+			pass(open)
+		}
 	}
-	return units
 }
 
 // number gives a number that no other scratch file of this sync has.
@@ -372,23 +384,18 @@ type tree struct {
 	mode    uint32 // of the top
 }
 
-// sort puts the entries, and their digests with them, by name.
-func (t *tree) sort() {
-	order := make([]int, len(t.entries))
-	for i := range order {
-		order[i] = i
-	}
-	slices.SortFunc(order, func(a, b int) int { return strings.Compare(t.entries[a].Name, t.entries[b].Name) })
-	entries, sums := make([]archive.Entry, len(order)), make([][sha256.Size]byte, len(order))
-	for i, from := range order {
-		entries[i] = t.entries[from]
-		if t.sums != nil {
-			sums[i] = t.sums[from]
-		}
-	}
-	t.entries = entries
+// sort puts the entries, and their digests with them, by name. It needs no room:
+// trees may have many entries.
+func (t *tree) sort() { sort.Sort((*treeByName)(t)) }
+
+type treeByName tree
+
+func (t *treeByName) Len() int           { return len(t.entries) }
+func (t *treeByName) Less(i, j int) bool { return t.entries[i].Name < t.entries[j].Name }
+func (t *treeByName) Swap(i, j int) {
+	t.entries[i], t.entries[j] = t.entries[j], t.entries[i]
 	if t.sums != nil {
-		t.sums = sums
+		t.sums[i], t.sums[j] = t.sums[j], t.sums[i]
 	}
 }
 
@@ -437,8 +444,9 @@ func (r removal) count() int { return len(r.first) + len(r.last) }
 func (t *tree) missing(to *tree) (r removal) {
 	way := make(map[string]bool) // directories that stand in the way
 	for _, e := range to.entries {
-		now, stays := hosttree.Find(t.entries, e.Name)
-		swapped := stays && (now.Kind == archive.Dir) != (e.Kind == archive.Dir)
+		i := hosttree.Find(t.entries, e.Name)
+		stays := i >= 0
+		swapped := stays && (t.entries[i].Kind == archive.Dir) != (e.Kind == archive.Dir)
 		switch {
 		case swapped || way[path.Dir(e.Name)]:
 			r.first = append(r.first, e)

@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"iter"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -65,20 +67,23 @@ func (y *syncer) takeEntries(ctx context.Context, m *mapping, to *archive.Tree, 
 	for _, e := range followed {
 		links[e.Name] = true
 	}
-	var files, behind []archive.Entry
 	for _, e := range take {
-		switch {
-		case e.Kind != archive.File:
+		if e.Kind != archive.File {
 			if err := to.Put(e); err != nil {
 				return err
 			}
-		case links[e.Name]:
-			behind = append(behind, e)
-		default:
-			files = append(files, e)
 		}
 	}
-	units := append(y.cut(files, false), y.cut(behind, true)...)
+	files := func(behind bool) iter.Seq[archive.Entry] {
+		return func(yield func(archive.Entry) bool) {
+			for _, e := range take {
+				if e.Kind == archive.File && links[e.Name] == behind && !yield(e) {
+					return
+				}
+			}
+		}
+	}
+	units := slices.AppendSeq(slices.Collect(y.cut(files(false), false)), y.cut(files(true), true))
 	names, err := y.nameUnits(ctx, units)
 	if err != nil {
 		return err
@@ -89,18 +94,26 @@ func (y *syncer) takeEntries(ctx context.Context, m *mapping, to *archive.Tree, 
 // nameUnits uploads the names of the files in archives. Each archive takes its
 // own out of the list.
 func (y *syncer) nameUnits(ctx context.Context, units []*unit) (file string, err error) {
-	var all []archive.Entry
+	total := 0
 	for _, u := range units {
 		if !u.large {
-			u.first = len(all)
-			all = append(all, u.entries...)
+			u.first = total
+			total += len(u.entries)
 		}
 	}
-	if len(all) == 0 {
+	if total == 0 {
 		return "", nil
 	}
 	file = "names." + strconv.Itoa(y.number())
-	return file, y.putNames(ctx, file, all, false)
+	return file, y.putNames(ctx, file, func(yield func(archive.Entry) bool) {
+		for _, u := range units {
+			for _, e := range u.entries {
+				if !u.large && !yield(e) {
+					return
+				}
+			}
+		}
+	})
 }
 
 // takeUnits fetches one unit after the other. While one is fetched, a step in the

@@ -13,7 +13,7 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
-	"sort"
+	"strings"
 
 	"github.com/createos-lease/createos/internal/archive"
 )
@@ -382,11 +382,11 @@ func (r *Reader) digestSmall(e archive.Entry, buf []byte) (sum [sha256.Size]byte
 	return sha256.Sum256(buf[:n]), nil
 }
 
-// Find returns the entry of a name in a sorted listing.
-func Find(sorted []archive.Entry, name string) (archive.Entry, bool) {
-	i := sort.Search(len(sorted), func(i int) bool { return sorted[i].Name >= name })
-	if i < len(sorted) && sorted[i].Name == name {
-		return sorted[i], true
+// Find returns the index of a name in a sorted listing, -1 if it is not there.
+func Find(sorted []archive.Entry, name string) int {
+	i, found := slices.BinarySearchFunc(sorted, name, func(e archive.Entry, name string) int { return strings.Compare(e.Name, name) })
+	if !found {
+		return -1
 	}
-	return archive.Entry{}, false
+	return i
 }
