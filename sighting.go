@@ -201,13 +201,8 @@ func (d *Driver) read(ctx context.Context, t target) (Sandbox, error) {
 	return box, err
 }
 
-const (
-	// aliveWindow is how long an answer about a sandbox makes a later 404
-	// doubtful: routers were seen to lose a sandbox for a moment.
-	aliveWindow = time.Minute
-	// secondLook is the distance of the read that must agree.
-	secondLook = time.Second
-)
+// secondLook is the distance of the read that must agree with a 404.
+const secondLook = time.Second
 
 // absent is the one judge of a 404 about the sandbox itself. It returns nil if
 // err proves that the sandbox does not exist, and otherwise the error that
@@ -216,7 +211,9 @@ const (
 //
 // A 404 is absence only if the API said it (a gateway's page is not the API),
 // at the origin of the lease, to a key whose account is the sandbox's: to any
-// other account every sandbox is "not found".
+// other account every sandbox is "not found". And routers were seen to lose a
+// sandbox for a moment: where this driver ever had an answer about it, however long
+// ago, a second look must agree.
 func (d *Driver) absent(ctx context.Context, t target, err error) error {
 	if !isNotFound(err) {
 		return err
@@ -228,7 +225,7 @@ func (d *Driver) absent(ctx context.Context, t target, err error) error {
 	if why := d.foreignKey(ctx, t, seen); why != nil {
 		return fmt.Errorf("%w: %w", ErrUnjudged, why)
 	}
-	if !answeredLate(err) && (seen.alive.IsZero() || time.Since(seen.alive) > aliveWindow) {
+	if seen.alive.IsZero() && !answeredLate(err) {
 		return nil
 	}
 	if serr := sleep(ctx, secondLook); serr != nil {
@@ -287,8 +284,7 @@ func isNotFound(err error) bool {
 }
 
 // answeredLate says that the request had trouble before it got this answer. Trouble
-// comes in company: then a 404 is looked at twice however old the last sighting
-// is, for the request may have hung for longer than the window.
+// comes in company.
 func answeredLate(err error) bool {
 	var refused *RequestError
 	return errors.As(err, &refused) && refused.later

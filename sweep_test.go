@@ -185,6 +185,7 @@ func (s *scene) play() (spots []spot, outcome string) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
+	time.Sleep(2 * time.Second) // a lease is not used at the moment it is made
 	s.srv.ForgetRequests()
 	for _, i := range s.incidents {
 		inject(s.srv, i, cancel)
@@ -320,6 +321,10 @@ func TestFoundByTheSweep(t *testing.T) {
 			at(sandbox, "502", true), at(terminate, "502 after", true)}},
 		"a destroy hung until the last sighting was old, and then a 404 was believed": {"Destroy", []incident{
 			at(sandbox, "hangs before", false), second(at(sandbox, "404", false))}},
+		"the same, but it was the request before that hung": {"Acquire", []incident{
+			at("PUT /v1/sandboxes/{id}/files", "hangs before", false), at(sandbox, "404", false)}},
+		"a pause hung until the last sighting was old, and then a 404 was believed": {"Release, pause", []incident{
+			at("POST /v1/sandboxes/{id}/pause", "hangs before", false), at(get, "404", false)}},
 		"a step that hung was given its whole time four times": {"SyncIn, directory", []incident{at(runWorkspace, "hangs before", true)}},
 	} {
 		t.Run(name, func(t *testing.T) {
