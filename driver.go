@@ -72,8 +72,9 @@ type DriverConfig struct {
 	// AwaitDestroyed makes every destroy wait, within the same bounds, until
 	// the provider shows the sandbox destroyed or gone, and not only until it
 	// has accepted the destroy. A sandbox that is accepted and does not go away
-	// is listed as Stuck. It costs at least one request more for each destroy,
-	// and the time that the provider takes.
+	// is listed as Stuck. It costs a request or more for each destroy, unless
+	// the first answer says that it is over, and the time that the provider
+	// takes. An entry that is Stuck is waited for in any case.
 	AwaitDestroyed bool
 	// Unconfirmed are the entries of an earlier driver, from its Unconfirmed:
 	// they poison their leases and are retried here as they would be there.

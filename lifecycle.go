@@ -19,31 +19,42 @@ func (d *Driver) destroy(ctx context.Context, t target) error {
 // this id was found.
 func (d *Driver) destroyBox(ctx context.Context, t target) (notFound bool, err error) {
 	notFound, err = d.requestDestroy(ctx, t)
-	if err == nil && !notFound && d.cfg.AwaitDestroyed {
+	if err == nil && !notFound && d.awaits(t.scope) {
 		err = d.awaitDestroyed(ctx, t)
 	}
 	return notFound, err
 }
 
+// awaits says that an accepted destroy is not enough: the host said so, or it was
+// accepted before, and nothing came of it.
+func (d *Driver) awaits(s scope) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.cfg.AwaitDestroyed || d.unconfirmed[debtKey{s, Stuck}] != nil
+}
+
 // awaitDestroyed waits until a sandbox whose destroy was accepted is destroyed
-// or gone.
+// or gone. A look that fails is not the sandbox's fault: only the end of the
+// bound, or a refusal that will not pass, makes it stuck.
 func (d *Driver) awaitDestroyed(ctx context.Context, t target) error {
 	var p poll
-	for {
-		box, err := d.read(ctx, t)
+	for d.seen(t.scope).status != stateDestroyed {
+		_, err := d.read(ctx, t)
 		if err != nil {
 			if err = d.absent(ctx, t, err); err == nil {
 				return nil
 			}
-			return &stuckError{err}
-		}
-		if box.Status == stateDestroyed {
+			if !passing(err) && !errors.Is(err, errFoundAgain) {
+				return &stuckError{err}
+			}
+		} else if d.seen(t.scope).status == stateDestroyed {
 			return nil
 		}
-		if err := p.wait(ctx); err != nil {
-			return &stuckError{&StateError{SandboxID: t.scope.id, Want: stateDestroyed, Last: stateName(box.Status), Cause: err}}
+		if werr := p.wait(ctx); werr != nil {
+			return &stuckError{&StateError{SandboxID: t.scope.id, Want: stateDestroyed, Last: stateName(d.seen(t.scope).status), Cause: errors.Join(werr, err)}}
 		}
 	}
+	return nil
 }
 
 // A stuckError is why a sandbox whose destroy was accepted is not proven gone.
@@ -69,6 +80,7 @@ func (d *Driver) requestDestroy(ctx context.Context, t target) (notFound bool, e
 		reply, err := t.client.destroy(ctx, t.scope.id)
 		switch {
 		case err == nil && reply.Status == stateDestroyed:
+			d.saw(t.scope, stateDestroyed)
 			return false, nil
 		case err == nil && reply.Status == stateDestroying && wasSteady(before):
 			return false, nil

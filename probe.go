@@ -71,7 +71,8 @@ func (d *Driver) probe(ctx context.Context, env Environment, a *acquisition) *Pr
 		var setup *SetupError
 		if errors.As(err, &setup) {
 			r.SandboxID = setup.SandboxID
-			r.Cleanup = &CleanupError{Kind: DestroyOwed, SandboxID: setup.SandboxID, Cause: setup.Destroy}
+			kind := a.target(setup.SandboxID).destroyDebt(setup.Destroy).Kind
+			r.Cleanup = &CleanupError{Kind: kind, SandboxID: setup.SandboxID, Cause: setup.Destroy}
 		}
 		return r.conclude(err)
 	}

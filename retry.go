@@ -218,7 +218,6 @@ func (d *Driver) pay(ctx context.Context, u Unconfirmed) {
 	case u.Kind == DestroyOwed && t.destroyDebt(err).Kind == Stuck:
 		u.Kind, u.Cause = Stuck, err.Error()
 		d.owe(u)
-		d.settle(t.scope, DestroyOwed)
 	default:
 		d.failed(u, err)
 	}
@@ -375,7 +374,8 @@ func (d *Driver) destroyFound(ctx context.Context, u Unconfirmed, live []Sandbox
 	var owed []Unconfirmed
 	for _, box := range live {
 		o := u
-		o.Kind, o.SandboxID, o.Cause, o.Attempts = DestroyOwed, box.ID, "found by its name and lease key", 0
+		o.Kind, o.SandboxID, o.Cause = DestroyOwed, box.ID, "found by its name and lease key"
+		o.Note, o.EndedAt, o.Attempts = "", time.Time{}, 0 // of the search that is over
 		d.listed(o.scope())
 		d.owe(o)
 		owed = append(owed, o)

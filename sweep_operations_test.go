@@ -71,11 +71,11 @@ var operations = append(syncOperations, []operation{
 	{name: "Release, command runs", prepare: holdBusy, call: release, truth: truthPaused},
 	{name: "Destroy", pairs: true, prepare: hold, call: destroy, truth: truthGone, opts: createostest.Options{ForgetDestroyed: true}},
 	{name: "Destroy, paused", prepare: holdPaused, call: destroy, truth: truthGone, opts: createostest.Options{DestroyDelay: 3 * time.Second}},
-	{name: "Destroy, awaited", prepare: hold, call: destroy, driver: awaits, opts: createostest.Options{DestroyDelay: 3 * time.Second}, truth: func(s *scene, err error) {
+	{name: "Destroy, awaited", pairs: true, prepare: hold, call: destroy, driver: awaits, opts: createostest.Options{DestroyDelay: 3 * time.Second}, truth: func(s *scene, err error) {
 		state := s.box(s.lease.ProviderLeaseID).State
 		s.claim(err != nil || state == createostest.StateDestroyed, "destroyed, and %s", state)
 	}},
-	{name: "Acquire, awaited", call: callAcquire, driver: awaits, opts: createostest.Options{DestroyDelay: 3 * time.Second}, truth: truthAcquire},
+	{name: "Acquire, awaited", pairs: true, call: callAcquire, driver: awaits, opts: createostest.Options{DestroyDelay: 3 * time.Second}, truth: truthAcquire},
 	{name: "Destroy, command runs", pairs: true, prepare: holdBusy, call: destroy, truth: truthGone},
 	{name: "Resume", prepare: holdPaused, call: resume, truth: truthResumed, opts: createostest.Options{ResumeDelay: 1130 * time.Millisecond}},
 	{name: "Resume, restricted", call: resume, truth: truthResumed, prepare: func(s *scene) {

@@ -137,13 +137,21 @@ func (d *Driver) takeOver(u Unconfirmed) error {
 		return nil
 	}
 	d.unconfirmed[key] = &debt{Unconfirmed: u}
+	if stuck := (debtKey{u.scope(), Stuck}); d.unconfirmed[stuck] != nil {
+		delete(d.unconfirmed, debtKey{u.scope(), DestroyOwed})
+	}
 	return nil
 }
 
-// owe records a debt, or renews the cause of one that is there already.
+// owe records a debt, or renews the cause of one that is there already. A sandbox
+// that is stuck has one entry, whatever fails with it next.
 func (d *Driver) owe(u Unconfirmed) {
-	key := debtKey{u.scope(), u.Kind}
 	d.mu.Lock()
+	stuck := debtKey{u.scope(), Stuck}
+	if u.Kind == DestroyOwed && d.unconfirmed[stuck] != nil {
+		u.Kind = Stuck
+	}
+	key := debtKey{u.scope(), u.Kind}
 	for c := range d.active[key.scope] {
 		if c.gone {
 			d.mu.Unlock()
@@ -152,6 +160,11 @@ func (d *Driver) owe(u Unconfirmed) {
 	}
 	held := d.unconfirmed[key]
 	if held == nil {
+		if key == stuck {
+			if before := d.endLocked(debtKey{u.scope(), DestroyOwed}); before != nil {
+				u.Since, u.Attempts = before.Since, before.Attempts
+			}
+		}
 		if u.Since.IsZero() {
 			u.Since = time.Now()
 		}
@@ -225,14 +238,20 @@ func (d *Driver) tellOne(e Event) {
 func (d *Driver) settle(s scope, kinds ...DebtKind) {
 	d.mu.Lock()
 	for _, kind := range kinds {
-		key := debtKey{s, kind}
-		if held := d.unconfirmed[key]; held != nil {
-			delete(d.unconfirmed, key)
-			d.changedLocked(EventSettled, held)
-		}
+		d.endLocked(debtKey{s, kind})
 	}
 	d.mu.Unlock()
 	d.tell()
+}
+
+// endLocked ends an entry, and returns it; nil if there is none.
+func (d *Driver) endLocked(key debtKey) *debt {
+	held := d.unconfirmed[key]
+	if held != nil {
+		delete(d.unconfirmed, key)
+		d.changedLocked(EventSettled, held)
+	}
+	return held
 }
 
 // gone ends everything that is known of a sandbox that is proven destroyed. A
