@@ -44,6 +44,9 @@ type Sandbox struct {
 
 	// has tells a field that was empty from one that was not shown.
 	has sandboxFields
+	// shownAt is what the provider's clock said when it showed this; zero if it
+	// did not tell.
+	shownAt time.Time
 }
 
 // sandboxFields says which fields of a Sandbox were shown.
@@ -239,6 +242,7 @@ func (c *Client) get(ctx context.Context, id string) (Sandbox, error) {
 	if err != nil {
 		return Sandbox{}, err
 	}
+	s.shownAt = a.clock()
 	return s, nil
 }
 
@@ -356,6 +360,7 @@ func (c *Client) list(ctx context.Context) ([]Sandbox, error) {
 		}
 		for i := range rows {
 			s := rows[i].sandbox()
+			s.shownAt = a.clock()
 			if _, twice := seen[s.ID]; twice || !validID(s.ID) || s.Status == "" {
 				return nil, a.invalid()
 			}

@@ -2,6 +2,7 @@ package createos
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -18,7 +19,8 @@ const DefaultReconcileGrace = 15 * time.Minute
 type ReconcileOptions struct {
 	// Apply destroys the strays. Otherwise they are only reported.
 	Apply bool
-	// Grace spares sandboxes that are younger, by the provider's clock: another
+	// Grace spares sandboxes that are younger, by the provider's clock as the
+	// Date header of the list tells it (without one, by the clock here): another
 	// process may be about to hand them to its host. 0 means
 	// DefaultReconcileGrace; negative is refused.
 	Grace time.Duration
@@ -33,7 +35,8 @@ const (
 	VerdictKnown Verdict = "known"
 	// VerdictInFlight: a call of this driver is at work on it.
 	VerdictInFlight Verdict = "in flight"
-	// VerdictListed: it is in Unconfirmed, and RetryCleanup's to see to.
+	// VerdictListed: its destroy is owed by Unconfirmed, and RetryCleanup's to
+	// see to.
 	VerdictListed Verdict = "listed"
 	// VerdictYoung: it is within the grace period, or its age is not shown.
 	VerdictYoung Verdict = "young"
@@ -97,13 +100,15 @@ func (r *Reconciliation) Strays() []Found {
 // is older than the grace period. known must be all leases of the environment
 // that any host of this deployment holds: to leave one out is to call it a
 // stray. A host with several processes that share an environment must
-// collect them first.
+// collect them first. Leases of other environments do no harm; one that is nil, or
+// has neither id nor lease key, is an [*InputError].
 //
 // Nothing is destroyed unless opts.Apply is set, and nothing if the list could
 // not be read whole: the error is then the list's, and the result nil. Each
 // stray is read once more right before its destroy. A destroy that is not
 // proven does not end Reconcile; it is listed by Unconfirmed, and the error is
-// an [*UnconfirmedError] with those, next to the result.
+// an [*UnconfirmedError] with those, next to the result. A stray that could not be
+// read again is left alone, and its error joined to that.
 //
 // Of the configuration only origin and key need be valid. It takes one request
 // for each 500 sandboxes of the account, and two more for each stray that it
@@ -126,11 +131,14 @@ func (d *Driver) Reconcile(ctx context.Context, env Environment, known []*Lease,
 	t := env.tenant(set.origin)
 	d.useKey(t, set.key)
 	r := &reconciler{d: d, tenant: t, key: set.key, client: d.client(t, set.key), owner: ownerMark(d.cfg.Deployment, t), opts: opts}
-	for _, lease := range known {
-		if lease != nil && lease.Metadata.belongsTo(t.company, t.environment, t.origin) {
-			r.known = append(r.known, lease)
+	for i, lease := range known {
+		// One that names nothing spares nothing: rather stop than destroy what
+		// a damaged record stood for.
+		if lease == nil || lease.ProviderLeaseID == "" && lease.Metadata.LeaseKey == "" {
+			return nil, &InputError{fmt.Sprintf("known[%d]", i), "names no sandbox"}
 		}
 	}
+	r.known = known // those of other environments do no harm
 	out, err := r.survey(ctx)
 	if err != nil || !opts.Apply {
 		return out, err
@@ -203,7 +211,10 @@ func (d *Driver) busy(t tenant) map[string]Verdict {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for key, held := range d.unconfirmed {
-		if key.scope.tenant == t {
+		// RetryCleanup ends those with the sandbox. The other kinds wait for the
+		// host to do so: without a lease nobody would.
+		destroys := key.kind == DestroyOwed || key.kind == Stuck || key.kind == CreateUnknown
+		if key.scope.tenant == t && destroys {
 			note(VerdictListed, held.SandboxID, held.SandboxName)
 		}
 	}
@@ -246,13 +257,17 @@ func (r *reconciler) judge(box Sandbox, busy map[string]Verdict) Found {
 		case VerdictInFlight:
 			return set(VerdictInFlight, "a call of this driver is at work on it")
 		case VerdictListed:
-			return set(VerdictListed, "it is in Unconfirmed, which RetryCleanup sees to")
+			return set(VerdictListed, "its destroy is in Unconfirmed, which RetryCleanup sees to")
 		}
 	}
 	if len(keys) != 1 || !strings.HasPrefix(box.Name, namePrefix) {
 		return set(VerdictUnproven, "it has the owner mark, but not one lease key and a name of ours")
 	}
-	age := time.Since(box.CreatedAt)
+	now := box.shownAt
+	if now.IsZero() {
+		now = time.Now()
+	}
+	age := now.Sub(box.CreatedAt)
 	switch {
 	case box.CreatedAt.IsZero():
 		return set(VerdictYoung, "its age is not shown")
@@ -276,6 +291,7 @@ func leaseKeys(box Sandbox) (keys []string) {
 // apply destroys the strays, one after the other.
 func (r *reconciler) apply(ctx context.Context, out *Reconciliation) error {
 	var owed []Unconfirmed
+	var failed []error
 	for i := range out.Found {
 		f := &out.Found[i]
 		if f.Verdict != VerdictStray {
@@ -286,8 +302,9 @@ func (r *reconciler) apply(ctx context.Context, out *Reconciliation) error {
 		}
 		var after Found
 		var u *Unconfirmed
+		var left error
 		if err := r.d.work(ctx, func(ctx context.Context) error {
-			after, u = r.destroy(ctx, *f)
+			after, u, left = r.destroy(ctx, *f)
 			return nil
 		}); err != nil {
 			f.Reason += "; its destroy goes on"
@@ -297,23 +314,29 @@ func (r *reconciler) apply(ctx context.Context, out *Reconciliation) error {
 		if u != nil {
 			owed = append(owed, *u)
 		}
+		if left != nil {
+			failed = append(failed, fmt.Errorf("createos: stray %s was left alone: %w", f.SandboxID, left))
+		}
 	}
 	if err := ended(ctx); err != nil || len(owed) > 0 {
-		return &UnconfirmedError{Entries: owed, Cause: err}
+		failed = append(failed, &UnconfirmedError{Entries: owed, Cause: err})
 	}
-	return nil
+	if len(failed) == 1 {
+		return failed[0]
+	}
+	return errors.Join(failed...)
 }
 
 // destroy destroys a stray, if it still is one, and records what is owed if
-// that is not proven.
-func (r *reconciler) destroy(ctx context.Context, f Found) (after Found, owed *Unconfirmed) {
+// that is not proven. left is why it was not touched though it is a stray.
+func (r *reconciler) destroy(ctx context.Context, f Found) (after Found, owed *Unconfirmed, left error) {
 	now := func(v Verdict, reason string) Found {
 		f.Verdict, f.Reason = v, reason
 		return f
 	}
 	t := target{scope: scope{r.tenant, f.SandboxID}, client: r.client, key: r.key, name: f.SandboxName, leaseKey: f.LeaseKey}
 	if !r.d.closeScope(t.debt(DestroyOwed, errRunning)) {
-		return now(VerdictInFlight, "a call of this driver is at work on it"), nil
+		return now(VerdictInFlight, "a call of this driver is at work on it"), nil, nil
 	}
 	defer r.d.openScope(t.scope)
 	r.d.listed(t.scope) // a moment ago: one 404 does not undo that
@@ -322,17 +345,17 @@ func (r *reconciler) destroy(ctx context.Context, f Found) (after Found, owed *U
 	box, err := r.d.read(ctx, t)
 	switch {
 	case err != nil && r.d.absent(ctx, t, err) == nil:
-		return now(VerdictDestroyed, "it is gone by now"), nil
+		return now(VerdictDestroyed, "it is gone by now"), nil, nil
 	case err != nil:
-		return now(VerdictStray, "it could not be read again, so it was left alone"), nil
+		return now(VerdictStray, "it could not be read again, so it was left alone"), nil, err
 	case !slices.Equal(leaseKeys(box), []string{f.LeaseKey}) || !slices.Contains(box.EnvNames, r.owner):
-		return now(VerdictUnproven, "its marks changed between two looks"), nil
+		return now(VerdictUnproven, "its marks changed between two looks"), nil, nil
 	}
 	if err := r.d.destroy(ctx, t); err != nil {
 		u := t.destroyDebt(err)
 		r.d.owe(u)
-		return now(VerdictOwed, "its destroy is not proven"), &u
+		return now(VerdictOwed, "its destroy is not proven"), &u, nil
 	}
 	r.d.gone(t.scope)
-	return now(VerdictDestroyed, f.Reason), nil
+	return now(VerdictDestroyed, f.Reason), nil, nil
 }

@@ -1,6 +1,7 @@
 package createos_test
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"net/http"
@@ -49,7 +50,7 @@ func TestReconcileFindsWhatNobodyKnows(t *testing.T) {
 		young := r.acquire()
 		fresh, err := createos.NewDriver(r.cfg)
 		require.NoError(t, err)
-		known := []*createos.Lease{kept, paused, foreign, nil}
+		known := []*createos.Lease{kept, paused, foreign}
 		plan, err := fresh.Reconcile(t.Context(), r.env, known, createos.ReconcileOptions{})
 		require.NoError(t, err)
 		assert.Equal(t, map[string]createos.Verdict{
@@ -202,6 +203,104 @@ func TestReconcileOwesWhatItCannotProve(t *testing.T) {
 	})
 }
 
+// A lease that the host holds spares its sandbox whatever else of its record is
+// damaged; one that names nothing stops everything.
+func TestReconcileSparesWhatADamagedLeaseNames(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, createostest.Options{})
+		byID, byKey := r.acquire(), r.acquire()
+		time.Sleep(time.Hour)
+		known := []*createos.Lease{
+			{ProviderLeaseID: byID.ProviderLeaseID},
+			{Metadata: createos.Metadata{LeaseKey: byKey.Metadata.LeaseKey}},
+		}
+		out, err := r.driver.Reconcile(t.Context(), r.env, known, createos.ReconcileOptions{Apply: true})
+		require.NoError(t, err)
+		assert.Equal(t, createos.VerdictKnown, verdicts(out)[byID.ProviderLeaseID])
+		assert.Equal(t, createos.VerdictKnown, verdicts(out)[byKey.ProviderLeaseID])
+		assert.Len(t, r.srv.Leaks(), 2)
+		r.srv.ForgetRequests()
+		for _, bad := range []*createos.Lease{nil, {}} {
+			_, err = r.driver.Reconcile(t.Context(), r.env, append(known, bad), createos.ReconcileOptions{Apply: true})
+			var input *createos.InputError
+			require.ErrorAs(t, err, &input)
+			assert.Equal(t, "known[2]", input.Field)
+		}
+		assert.Empty(t, r.srv.Requests())
+	})
+}
+
+// A stray that could not be read again lives, and the host is told.
+func TestReconcileSaysWhatItLeftAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, createostest.Options{})
+		lease := r.acquire()
+		time.Sleep(time.Hour)
+		r.srv.Fail(createostest.Fault{Route: "GET /v1/sandboxes/{id}", Status: 503})
+		out, err := r.driver.Reconcile(t.Context(), r.env, nil, createos.ReconcileOptions{Apply: true})
+		require.ErrorIs(t, err, createos.ErrUnavailable)
+		require.ErrorContains(t, err, lease.ProviderLeaseID)
+		assert.Equal(t, createos.VerdictStray, verdicts(out)[lease.ProviderLeaseID])
+		assert.Empty(t, r.driver.Unconfirmed())
+		assert.Len(t, r.srv.Leaks(), 1)
+	})
+}
+
+// A transport whose provider has another clock.
+type otherClock struct {
+	http.RoundTripper
+	ahead time.Duration
+}
+
+func (c otherClock) RoundTrip(req *http.Request) (*http.Response, error) {
+	resp, err := c.RoundTripper.RoundTrip(req)
+	if err == nil {
+		resp.Header.Set("Date", time.Now().Add(c.ahead).UTC().Format(http.TimeFormat))
+	}
+	return resp, err
+}
+
+// How old a sandbox is says the clock that also said when it was made. By the one
+// here, which is ahead by 16 minutes, it would be old enough.
+func TestReconcileGoesByTheProvidersClock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, createostest.Options{}, func(cfg *createos.DriverConfig) {
+			cfg.Transport = otherClock{cfg.Transport, -16 * time.Minute}
+		})
+		lease := r.acquire()
+		time.Sleep(createos.DefaultReconcileGrace + time.Minute)
+		out, err := r.driver.Reconcile(t.Context(), r.env, nil, createos.ReconcileOptions{Apply: true})
+		require.NoError(t, err)
+		assert.Equal(t, createos.VerdictYoung, verdicts(out)[lease.ProviderLeaseID])
+	})
+}
+
+// A process that may still run poisons its lease until the host destroys it. A
+// host that has lost the lease never will.
+func TestReconcileDestroysAPoisonedLeaseThatNobodyHolds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, createostest.Options{Commands: work})
+		lease := r.acquire()
+		r.srv.Fail(createostest.Fault{Route: "DELETE /v1/sandboxes/{id}/processes/{process}", Status: 403})
+		_, err := r.driver.Exec(t.Context(), r.env, lease, createos.Command{Name: "work", Timeout: time.Second})
+		require.ErrorIs(t, err, createos.ErrTerminationUnproven)
+		r.srv.ClearFaults()
+		next := r.cfg
+		next.Unconfirmed = r.driver.Unconfirmed()
+		fresh, err := createos.NewDriver(next)
+		require.NoError(t, err)
+		time.Sleep(time.Hour)
+		out, err := fresh.Reconcile(t.Context(), r.env, []*createos.Lease{lease}, createos.ReconcileOptions{Apply: true})
+		require.NoError(t, err)
+		assert.Equal(t, createos.VerdictKnown, verdicts(out)[lease.ProviderLeaseID])
+		out, err = fresh.Reconcile(t.Context(), r.env, nil, createos.ReconcileOptions{Apply: true})
+		require.NoError(t, err)
+		assert.Equal(t, createos.VerdictDestroyed, verdicts(out)[lease.ProviderLeaseID])
+		assert.Empty(t, fresh.Unconfirmed())
+		assert.Empty(t, r.srv.Leaks())
+	})
+}
+
 func TestReconcileChecksItsInput(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, createostest.Options{})
@@ -268,6 +367,60 @@ func TestDestroyThatMeansGone(t *testing.T) {
 			list := r.driver.Unconfirmed()
 			require.Len(t, list, 1)
 			assert.Equal(t, createos.Stuck, list[0].Kind)
+			// It stays one entry, whatever happens to it next.
+			r.srv.ClearFaults()
+			r.srv.Fail(createostest.Fault{Route: "DELETE /v1/sandboxes/{id}", Status: 403})
+			require.Error(t, r.driver.Destroy(t.Context(), r.env, lease))
+			list = r.driver.Unconfirmed()
+			require.Len(t, list, 1)
+			assert.Equal(t, createos.Stuck, list[0].Kind)
+			assert.Contains(t, list[0].Cause, "403")
+		})
+	})
+	t.Run("stays stuck for a driver that does not wait", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			r := newRig(t, createostest.Options{}, await)
+			lease := r.acquire()
+			r.srv.Fail(createostest.Fault{Route: "DELETE /v1/sandboxes/{id}", StuckState: "destroying"})
+			require.Error(t, r.driver.Destroy(t.Context(), r.env, lease))
+			cfg := r.cfg
+			cfg.AwaitDestroyed, cfg.Unconfirmed = false, r.driver.Unconfirmed()
+			next, err := createos.NewDriver(cfg)
+			require.NoError(t, err)
+			require.Error(t, next.RetryCleanup(t.Context(), r.env))
+			require.Len(t, next.Unconfirmed(), 1)
+			require.Error(t, next.Destroy(t.Context(), r.env, lease))
+			require.NoError(t, r.srv.SetState(lease.ProviderLeaseID, "destroyed"))
+			require.NoError(t, next.RetryCleanup(t.Context(), r.env))
+			require.Empty(t, next.Unconfirmed())
+		})
+	})
+	// A look that fails is not the sandbox's fault.
+	for name, f := range map[string]createostest.Fault{
+		"404": {Status: 404, Body: `{"status":"fail","data":"no"}`}, "503": {Status: 503, Times: 6}, "unreadable": {CutAfterBytes: 7, CutClean: true, Times: 3},
+	} {
+		t.Run("bears with "+name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig(t, createostest.Options{DestroyDelay: 8 * time.Second}, await)
+				lease := r.acquire()
+				f.Route, f.Times = "GET /v1/sandboxes/{id}", max(f.Times, 1)
+				hit := r.srv.Fail(f)
+				require.NoError(t, r.driver.Destroy(t.Context(), r.env, lease))
+				require.Positive(t, hit.Hits())
+				require.Empty(t, r.srv.Leaks())
+			})
+		})
+	}
+	t.Run("asks no more than it must", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			r := newRig(t, createostest.Options{}, await)
+			lease := r.acquire()
+			r.srv.ForgetRequests()
+			r.srv.Fail(createostest.Fault{Route: "DELETE /v1/sandboxes/{id}", Reply: func(status int, body []byte) (int, []byte) {
+				return status, bytes.ReplaceAll(body, []byte("destroying"), []byte("destroyed"))
+			}})
+			require.NoError(t, r.driver.Destroy(t.Context(), r.env, lease))
+			require.Len(t, r.srv.Requests(), 1)
 		})
 	})
 }

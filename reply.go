@@ -37,6 +37,20 @@ type answer struct {
 	flow      *flow           // of a streamed body
 }
 
+// clock is the provider's, as the answer tells it: in whole seconds, so that one
+// which agrees with the clock here to that is taken to be the same. Zero if the
+// answer does not tell.
+func (a *answer) clock() time.Time {
+	at, err := http.ParseTime(a.header.Get("Date"))
+	if err != nil {
+		return time.Time{}
+	}
+	if now := time.Now(); now.Sub(at).Abs() < 2*time.Second {
+		return now
+	}
+	return at
+}
+
 // envelope is the JSend form that every JSON answer has.
 type envelope struct {
 	Status string          `json:"status"`

@@ -62,6 +62,7 @@ func run(ctx context.Context, out io.Writer, args []string) error {
 	company := flags.String("company", "acme", "company of the environment")
 	environment := flags.String("environment", "ci", "id of the environment")
 	leases := flags.String("leases", "", "file with the JSON list of all leases that are held; with -live only, where it is required")
+	deployment := flags.String("deployment", "", "DriverConfig.Deployment of the hosts; with -live only")
 	grace := flags.Duration("grace", createos.DefaultReconcileGrace, "age below which a sandbox is spared; with -live only")
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -75,7 +76,7 @@ func run(ctx context.Context, out io.Writer, args []string) error {
 		return err
 	}
 	env.Config = createos.Config{APIURL: os.Getenv("CREATEOS_API_URL"), APIKey: createos.NewSecret(os.Getenv("CREATEOS_API_KEY"))}
-	driver, err := createos.NewDriver(createos.DriverConfig{})
+	driver, err := createos.NewDriver(createos.DriverConfig{Deployment: *deployment})
 	if err != nil {
 		return err
 	}
@@ -96,7 +97,10 @@ func readLeases(file string) ([]*createos.Lease, error) {
 	if err := json.Unmarshal(text, &known); err != nil {
 		return nil, fmt.Errorf("%s: %w", file, err)
 	}
-	return known, nil
+	if known == nil {
+		return nil, fmt.Errorf("%s: holds no list", file)
+	}
+	return known, nil // Reconcile refuses those that name nothing
 }
 
 // demo forgets some sandboxes on an emulator and looks for them.

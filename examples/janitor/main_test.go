@@ -34,3 +34,16 @@ func TestLiveNeedsTheLeases(t *testing.T) {
 	require.NoError(t, os.WriteFile(broken, []byte(`{"not":"a list"}`), 0o600))
 	require.ErrorContains(t, run(t.Context(), new(strings.Builder), []string{"-live", "-leases", broken}), "leases.json")
 }
+
+// What is no list of leases must not pass for an empty one: the difference is every
+// sandbox of the environment.
+func TestReadLeasesRefusesWhatIsNoList(t *testing.T) {
+	for _, text := range []string{"", "null", "{}", "[1]", `"x"`} {
+		file := filepath.Join(t.TempDir(), "leases.json")
+		require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
+		_, err := readLeases(file)
+		require.Error(t, err, text)
+	}
+	_, err := readLeases("")
+	require.Error(t, err)
+}
