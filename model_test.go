@@ -102,7 +102,7 @@ func drawScript(rt *rapid.T) (sc modelScript) {
 	})
 	var usable []trouble
 	for _, tr := range troubles {
-		if !tr.leaving() && tr.name != "404" && tr.name != "409 after" { // patience does the leaving; see lie
+		if !tr.leaving() && tr.name != "409 after" { // patience does the leaving; see lie
 			usable = append(usable, tr)
 		}
 	}
@@ -122,11 +122,27 @@ func drawScript(rt *rapid.T) (sc modelScript) {
 	for i := range sc {
 		sc[i] = part{
 			callers:   rapid.SliceOfN(rapid.SliceOfN(acts, 1, 12), 1, 4).Draw(rt, "callers"),
-			incidents: rapid.SliceOfN(mishaps, 0, 8).Draw(rt, "incidents"),
+			incidents: oneAbsence(rapid.SliceOfN(mishaps, 0, 8).Draw(rt, "incidents")),
 			shutdown:  millis(20_000).Draw(rt, "shutdown"),
 		}
 	}
 	return sc
+}
+
+// oneAbsence leaves one 404 of several, and that happens once: two that agree are
+// absence.
+func oneAbsence(all []incident) (some []incident) {
+	had := false
+	for _, i := range all {
+		if i.trouble.name == "404" {
+			if had {
+				continue
+			}
+			had, i.lasts = true, false
+		}
+		some = append(some, i)
+	}
+	return some
 }
 
 // A model is the host, and what it knows.
@@ -252,7 +268,7 @@ func (m *model) balance() {
 		}
 		m.claim(leased || listed, "%s is %s, and nobody knows of it", box.ID, box.State)
 		for _, p := range box.Processes {
-			m.claim(p.LeaderExited || poisoned, "%s runs %s, and is not poisoned", box.ID, p.ID)
+			m.claim(p.TreeExited || poisoned, "%s runs %s, and is not poisoned", box.ID, p.ID)
 		}
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -147,11 +146,19 @@ func TestNothingPrintsASecret(t *testing.T) {
 		_, err = createos.ParseConfig(map[string]any{"apiUrl": "https://u:" + keyCanary + "@h", "apiKey": keyCanary + "\n", "shape": 7})
 		errs = append(errs, err)
 		seen := 0
-		for _, err := range errs {
-			for e := err; e != nil; e = errors.Unwrap(e) {
-				hides(t, "error", e)
-				seen++
+		var walk func(error)
+		walk = func(err error) {
+			if err == nil {
+				return
 			}
+			hides(t, "error", err)
+			seen++
+			for _, inner := range unwrap(err) {
+				walk(inner)
+			}
+		}
+		for _, err := range errs {
+			walk(err)
 		}
 		assert.Greater(t, seen, 40)
 
