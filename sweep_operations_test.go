@@ -33,7 +33,7 @@ type operation struct {
 	healthy string
 	// pairs asks for pairs of incidents too.
 	pairs bool
-	// sample, if set, is of how many single incidents the short form runs one.
+	// sample, if set, is of how many troubles at a request the short form runs one.
 	sample int
 	// after checks, beside what is checked for all, that the provider is well
 	// again.

@@ -21,7 +21,7 @@ import (
 // syncOperations are swept like all others, with the programs of this machine in
 // the place of a sandbox's: connections and time are the bubble's, processes and
 // files are real. That makes a schedule some fifty times as dear, so the short
-// form runs a fixed sample of them.
+// form runs a fixed sample of them: two troubles at each request.
 var syncOperations = func() []operation {
 	if runtime.GOOS != "linux" { // sandboxes are Linux
 		return nil
@@ -41,7 +41,7 @@ var syncOperations = func() []operation {
 	} {
 		job := syncJob{out: c.out, m: c.m}
 		all = append(all, operation{
-			name: c.name, sample: 96, opts: createostest.Options{RealCommands: true},
+			name: c.name, sample: 24, opts: createostest.Options{RealCommands: true},
 			prepare: job.prepare, call: job.call, truth: job.truth, after: job.after,
 		})
 	}

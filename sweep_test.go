@@ -53,6 +53,7 @@ type sweep struct {
 	mu                            sync.Mutex
 	healthy, singles, pairs, lies int
 	findings                      int
+	left                          int // cells for the long form
 	rows                          []string
 	cells                         map[string]map[string]string
 }
@@ -74,15 +75,15 @@ func (sw *sweep) sweep(t *testing.T, op *operation) {
 	require.NotEmpty(t, spots)
 	more, _ := sw.run(t, op, nil) // timers that end at once may make one request more or less
 	spots = union(spots, more)
-	for _, at := range spots {
-		for _, tr := range troubles {
+	for row, at := range spots {
+		for column, tr := range troubles {
 			cell := ""
 			for _, lasts := range []bool{false, true} {
 				if lasts && tr.leaving() {
 					continue
 				}
 				first := incident{at, tr, lasts}
-				if !sampled(op.oneOf(), op.name, first) {
+				if !sw.chosen(op, row, column, first) {
 					continue
 				}
 				later, outcome := sw.run(t, op, []incident{first})
@@ -91,7 +92,7 @@ func (sw *sweep) sweep(t *testing.T, op *operation) {
 					sw.followUp(t, op, first, later)
 				}
 			}
-			if cell == "" && op.oneOf() > 1 {
+			if cell == "" && op.sample > 0 {
 				cell = passed
 			}
 			sw.fill(op.name+" | "+at.String(), tr.name, cell)
@@ -126,16 +127,16 @@ func sampled(one int, schedule ...any) bool {
 	return int(h.Sum32()>>3)%one == 0
 }
 
-// oneOf says of how many single incidents one is run.
-func (op *operation) oneOf() int {
-	one := 1
-	if op.sample > 0 && !*sweepLong {
-		one = op.sample
+// chosen says whether the short form runs an incident. Of what is sampled it runs
+// some troubles at each request, and each trouble at some requests.
+func (sw *sweep) chosen(op *operation, row, column int, i incident) bool {
+	switch {
+	case brief():
+		return sampled(8*max(1, op.sample), op.name, i)
+	case op.sample == 0 || *sweepLong:
+		return true
 	}
-	if brief() {
-		one *= 8
-	}
-	return one
+	return (column+11*row)%op.sample == 0 && i.lasts == (row%2 == 1 && !i.leaving())
 }
 
 // brief is for runs that look for other things, such as races.
@@ -260,13 +261,15 @@ func (sw *sweep) fill(row, column, cell string) {
 		sw.cells[row] = make(map[string]string)
 		sw.rows = append(sw.rows, row)
 	}
-	sw.cells[row][column] = cell
+	if sw.cells[row][column] = cell; cell == passed {
+		sw.left++
+	}
 }
 
 // report prints what was done, and fails if a cell of the matrix is empty.
 func (sw *sweep) report(t *testing.T, took time.Duration) {
-	fmt.Printf("fault sweep: %d operations, %d requests, %d troubles; schedules: %d single, %d pairs, %d of them in which the provider lies; %d findings; %v\n",
-		len(operations), len(sw.rows), len(troubles), sw.singles, sw.pairs, sw.lies, sw.findings, took.Round(100*time.Millisecond))
+	fmt.Printf("fault sweep: %d operations, %d requests, %d troubles; schedules: %d single, %d pairs, %d of them in which the provider lies; %d findings; %d cells left to the long form; %v\n",
+		len(operations), len(sw.rows), len(troubles), sw.singles, sw.pairs, sw.lies, sw.findings, sw.left, took.Round(100*time.Millisecond))
 	if *sweepMatrix != "" {
 		f, err := os.Create(*sweepMatrix)
 		require.NoError(t, err)
