@@ -272,6 +272,13 @@ func (d *Driver) SyncIn(ctx context.Context, env Environment, lease *Lease, s Sy
 // else refuses the mapping ([ErrSyncRefused], or [ErrSyncLimit]) and leaves the
 // target as it was.
 //
+// In a directory that is merged into, the links that are there, excluded ones too,
+// are judged together with those that come: what comes must not lead out of it
+// through a link that is there, nor make one lead elsewhere than before, outside
+// of it. Such a merge is refused as well. A link of your own that leads out by
+// itself is left alone. Links that are replaced or deleted are removed before
+// anything new is put in place.
+//
 // The fresh directory is called ".createos-new." and the name of the target; a
 // directory that is replaced is moved to ".createos-old." and its name, put back
 // if the new one cannot be renamed in, and removed at the end. If this process

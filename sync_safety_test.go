@@ -273,6 +273,79 @@ func TestSyncOutSurvivesATargetThatChanges(t *testing.T) {
 	untouched()
 }
 
+// Links that stay in the tree by themselves must not lead out of the target
+// together with those that are there, whichever came first.
+func TestSyncOutJudgesLinksWithThoseOfTheTarget(t *testing.T) {
+	t.Parallel()
+	r := newSyncRig(t, createostest.Options{})
+	for name, c := range map[string]struct {
+		there, come map[string]string
+		exclude     []string
+		m           createos.SyncMapping
+		want        error
+	}{
+		"the old one then leads out": {
+			there: map[string]string{"x": "d1/d2/../../secret"}, come: map[string]string{"d1": ".", "d2": "."}, want: createos.ErrSyncRefused,
+		},
+		"excluded": {
+			there: map[string]string{"x": "d1/d2/../../secret"}, come: map[string]string{"d1": ".", "d2": "."}, exclude: []string{"x"},
+			want: createos.ErrSyncRefused,
+		},
+		"the new one leads out": {
+			there: map[string]string{"d1": ".", "d2": "."}, come: map[string]string{"x": "d1/d2/../../secret"}, want: createos.ErrSyncRefused,
+		},
+		"through one of the owner's": {
+			there: map[string]string{"own": ".."}, come: map[string]string{"x": "own/secret"}, want: createos.ErrSyncRefused,
+		},
+		"one of the owner's is turned": {
+			there: map[string]string{"own": "d1/../../data"}, come: map[string]string{"d1": "."}, want: createos.ErrSyncRefused,
+		},
+		"a link that held another back is replaced": {
+			there: map[string]string{"x": "d1/../secret", "d1": "d2/d3"}, come: map[string]string{"d1": "."}, want: createos.ErrSyncRefused,
+		},
+		"owner's": {
+			there: map[string]string{"own": "../secret", "abs": "/etc/passwd"}, come: map[string]string{"d1": "."},
+		},
+		"deleted": {
+			there: map[string]string{"x": "d1/d2/../../secret"}, come: map[string]string{"d1": ".", "d2": "."},
+			m: createos.SyncMapping{Delete: true},
+		},
+		"the way back, deleted": {
+			there: map[string]string{"d1": ".", "d2": "."}, come: map[string]string{"x": "d1/d2/../../secret"},
+			m: createos.SyncMapping{Delta: true, Delete: true},
+		},
+		"replaced": {
+			there: map[string]string{"x": "d1/d2/../../secret", "d2": "f"}, come: map[string]string{"d1": ".", "d2": ".", "x": "d1/f"},
+			m: createos.SyncMapping{Delta: true},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for dir, links := range map[string]map[string]string{r.local("out"): c.there, r.remote("src"): c.come} {
+				require.NoError(t, os.RemoveAll(dir))
+				require.NoError(t, os.Mkdir(dir, 0o755))
+				for name, to := range links {
+					require.NoError(t, os.Symlink(to, filepath.Join(dir, name)))
+				}
+			}
+			r.write(r.remote("src/file"), "new")
+			want := snapshot(t, r.host)
+			c.m.Source, c.m.Target, c.m.Merge, c.m.Exclude = "src", r.local("out"), true, c.exclude
+			_, err := r.out(t.Context(), c.m)
+			require.ErrorIs(t, err, c.want)
+			if c.want != nil {
+				require.Equal(t, want, snapshot(t, r.host))
+				return
+			}
+			for name, to := range c.come {
+				got, err := os.Readlink(filepath.Join(r.local("out"), name))
+				require.NoError(t, err)
+				require.Equal(t, to, got)
+			}
+			r.clean()
+		})
+	}
+}
+
 // Links that were planted in the sandbox are not followed there.
 func TestSyncDoesNotFollowPlantedLinksInTheSandbox(t *testing.T) {
 	t.Parallel()

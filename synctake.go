@@ -40,15 +40,7 @@ func (y *syncer) takeTree(ctx context.Context, m *mapping, t *hosttree.Target, t
 		return 0, err
 	}
 	if m.Merge {
-		before, err := t.Delete(remove.first)
-		if err != nil {
-			return 0, err
-		}
-		if err := t.Merge(take); err != nil {
-			return 0, err
-		}
-		after, err := t.Delete(remove.last)
-		return before + after, err
+		return t.Merge(ctx, hosttree.Change{Put: take, First: remove.first, Last: remove.last})
 	}
 	if err := to.SetModes(); err != nil {
 		return 0, err

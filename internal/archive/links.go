@@ -1,7 +1,9 @@
 package archive
 
 import (
+	"maps"
 	"path"
+	"slices"
 	"strings"
 )
 
@@ -15,14 +17,37 @@ type Links map[string]string // name to target
 // Stays says whether the link of that name leads to a place in the tree, or to
 // nowhere in it. It follows the links on its way. A loop stays: it leads nowhere.
 func (l Links) Stays(name string) bool {
+	return stays(name, l[name], func(at string) string { return l[at] })
+}
+
+// Harm returns a link of l, the links that a tree will have, that must not be
+// there: one that is not in before, which are the links of the tree now, and
+// leads out; or one that is, and leads out by what has changed on its way. "" if
+// there is none. A link that leads out by itself is its owner's.
+func (l Links) Harm(before Links) string {
+	for _, name := range slices.Sorted(maps.Keys(l)) {
+		changed := before[name] != l[name]
+		look := func(at string) string {
+			changed = changed || before[at] != l[at]
+			return l[at]
+		}
+		if !stays(name, l[name], look) && changed {
+			return name
+		}
+	}
+	return ""
+}
+
+// stays is told by look what links there are: their targets, "" for no link.
+func stays(name, target string, look func(string) string) bool {
 	hops := 0
-	_, ok := l.walk(path.Dir(name), l[name], &hops)
+	_, ok := walk(look, path.Dir(name), target, &hops)
 	return ok
 }
 
 // walk follows target from the directory dir, which is resolved. ok is false once
 // it leaves the tree, be it to come back.
-func (l Links) walk(dir, target string, hops *int) (end string, ok bool) {
+func walk(look func(string) string, dir, target string, hops *int) (end string, ok bool) {
 	if path.IsAbs(target) || strings.Contains(target, `\`) && !backslashIsName {
 		return "", false
 	}
@@ -41,8 +66,8 @@ func (l Links) walk(dir, target string, hops *int) (end string, ok bool) {
 			continue
 		}
 		at := path.Join(dir, part)
-		if next, is := l[at]; is {
-			if dir, ok = l.walk(dir, next, hops); !ok {
+		if next := look(at); next != "" {
+			if dir, ok = walk(look, dir, next, hops); !ok {
 				return "", false
 			}
 			continue

@@ -1,11 +1,14 @@
 package hosttree
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"io/fs"
+	"maps"
 	"os"
+	"path"
 	"path/filepath"
 
 	"github.com/createos-lease/createos/internal/archive"
@@ -188,16 +191,125 @@ func (t *Target) Swap(mode fs.FileMode) (leftover, err error) {
 	return removeAll(t.parent, t.old), nil
 }
 
-// Merge moves the entries from where StageMerge put them into the directory.
-// Each file is replaced at once. Before the first is moved all are looked at: a
-// directory must not meet something else there, a link least of all, nor a file a
-// directory.
-func (t *Target) Merge(entries []archive.Entry) error {
-	for _, e := range entries {
+// A Change is what a merge does to a directory: entries are put into it, a
+// directory before its content; First is removed before, and Last after that.
+type Change struct{ Put, First, Last []archive.Entry }
+
+// Merge moves entries from where StageMerge put them into the directory, and
+// removes others. Each file is replaced at once. Before the first is moved all are
+// looked at: a directory must not meet something else there, a link least of all,
+// nor a file a directory; and no link, new or old, may lead out of the directory by
+// what changes.
+//
+// Links that are to be replaced or removed go before anything new comes: together
+// with what is new they might lead out, if only until the end, or if the merge
+// fails in between.
+func (t *Target) Merge(ctx context.Context, c Change) (deleted int, err error) {
+	old, err := t.replacedLinks(ctx, c)
+	if err != nil {
+		return 0, err
+	}
+	if deleted, err = t.remove(c.First); err != nil {
+		return deleted, err
+	}
+	for _, e := range c.Put {
 		if err := t.fits(e); err != nil {
-			return err
+			return deleted, err
 		}
 	}
+	links, last := apart(c.Last)
+	n, err := t.remove(links)
+	if deleted += n; err != nil {
+		return deleted, err
+	}
+	if _, err := t.remove(old); err != nil {
+		return deleted, err
+	}
+	if err := t.put(c.Put); err != nil {
+		return deleted, err
+	}
+	n, err = t.remove(last)
+	return deleted + n, err
+}
+
+// apart separates links from the rest.
+func apart(entries []archive.Entry) (links, rest []archive.Entry) {
+	for _, e := range entries {
+		if e.Kind == archive.Link {
+			links = append(links, e)
+		} else {
+			rest = append(rest, e)
+		}
+	}
+	return links, rest
+}
+
+// replacedLinks judges the links that there will be, and returns those that are
+// to be replaced by something else.
+func (t *Target) replacedLinks(ctx context.Context, c Change) (old []archive.Entry, err error) {
+	before := make(archive.Links)
+	if err := t.links(ctx, t.merge, ".", before); err != nil {
+		return nil, err
+	}
+	after := maps.Clone(before)
+	for _, list := range [][]archive.Entry{c.First, c.Last, c.Put} {
+		for _, e := range list {
+			delete(after, e.Name)
+		}
+	}
+	for _, e := range c.Put {
+		if e.Kind == archive.Link {
+			after[e.Name] = e.Target
+		}
+		if target, is := before[e.Name]; is && e.Kind != archive.Dir && after[e.Name] != target {
+			old = append(old, archive.Entry{Name: e.Name, Kind: archive.Link})
+		}
+	}
+	if name := after.Harm(before); name != "" {
+		return nil, &archive.RefusedError{Name: name, Reason: "a symbolic link of the target would lead out of it"}
+	}
+	return old, nil
+}
+
+// links adds all links below a directory, except for what is staged.
+func (t *Target) links(ctx context.Context, root *os.Root, at string, into archive.Links) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	names, err := namesIn(root)
+	if err != nil {
+		return err
+	}
+	for _, base := range names {
+		name := path.Join(at, base)
+		if name == t.new {
+			continue
+		}
+		info, err := root.Lstat(base)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+		case err != nil:
+			return err
+		case info.Mode()&fs.ModeSymlink != 0:
+			if into[name], err = root.Readlink(base); err != nil {
+				return err
+			}
+		case info.IsDir():
+			sub, err := openSub(root, base)
+			if err != nil {
+				return err
+			}
+			err = t.links(ctx, sub, name, into)
+			_ = sub.Close()
+			if err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (t *Target) put(entries []archive.Entry) error {
 	for _, e := range entries {
 		name := filepath.FromSlash(e.Name)
 		var err error
@@ -241,9 +353,9 @@ func (t *Target) fits(e archive.Entry) error {
 	return nil
 }
 
-// Delete removes entries from the merged directory, what lies below before what
+// remove removes entries from the merged directory, what lies below before what
 // lies above. A directory that is not empty stays.
-func (t *Target) Delete(names []archive.Entry) (deleted int, err error) {
+func (t *Target) remove(names []archive.Entry) (deleted int, err error) {
 	for i := len(names) - 1; i >= 0; i-- {
 		e := names[i]
 		switch err := t.merge.Remove(filepath.FromSlash(e.Name)); {
