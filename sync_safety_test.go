@@ -433,6 +433,36 @@ func TestSyncInDoesNotFollowHostLinks(t *testing.T) {
 	require.Equal(t, got, snapshot(t, r.local("back")))
 }
 
+// A link that takes the place of a file or directory after the look does not lead
+// to what was excluded.
+func TestSyncInDoesNotFollowALinkThatComesLater(t *testing.T) {
+	t.Parallel()
+	r := newSyncRig(t, createostest.Options{})
+	for name, swap := range map[string]func() error{
+		"file": func() error {
+			return errors.Join(os.Remove(r.local("src/pub/a")), os.Symlink("secret", r.local("src/pub/a")))
+		},
+		"directory": func() error {
+			return errors.Join(os.RemoveAll(r.local("src/pub")), os.Symlink("priv", r.local("src/pub")))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			defer r.srv.ClearFaults()
+			require.NoError(t, os.RemoveAll(r.local("src")))
+			r.write(r.local("src/pub/a"), "public-file")
+			r.write(r.local("src/pub/secret"), "secret-file")
+			r.write(r.local("src/priv/a"), "private-one")
+			r.srv.Fail(createostest.Fault{Route: "POST /v1/sandboxes/{id}/exec", Nth: 2, Before: func() { require.NoError(t, swap()) }})
+			_, err := r.in(t.Context(), createos.SyncMapping{
+				Source: r.local("src"), Target: "dst", Merge: true, Delete: true, Exclude: []string{"priv", "secret"},
+			})
+			require.ErrorIs(t, err, createos.ErrSyncChanged)
+			require.NoFileExists(t, r.remote("dst/pub/a"))
+		})
+	}
+	r.clean()
+}
+
 // Content travels in the bodies of uploads and nowhere else.
 func TestSyncKeepsContentOutOfCommandsAndErrors(t *testing.T) {
 	t.Parallel()

@@ -294,41 +294,40 @@ func (r *Reader) Close() {
 // Open opens a file. If it is not what was listed any more, the error is
 // archive.ErrChanged.
 func (r *Reader) Open(e archive.Entry) (*os.File, error) {
-	f, err := r.open(e)
+	f, info, err := r.open(e)
 	if err != nil {
 		return nil, err
 	}
-	info, err := f.Stat()
-	if err == nil && (!info.Mode().IsRegular() || info.Size() != e.Size) {
-		err = archive.ErrChanged
-	}
-	if err != nil {
+	if info.Size() != e.Size {
 		_ = f.Close()
-		return nil, err
+		return nil, archive.ErrChanged
 	}
 	return f, nil
 }
 
-func (r *Reader) open(e archive.Entry) (*os.File, error) {
+func (r *Reader) open(e archive.Entry) (*os.File, fs.FileInfo, error) {
 	root, err := r.of(path.Dir(e.Name))
 	if err != nil {
-		return nil, changed(err)
+		return nil, nil, changed(err)
 	}
-	f, err := root.OpenFile(path.Base(e.Name), os.O_RDONLY|nonblock|nofollow, 0)
-	if err != nil {
-		return nil, changed(err)
-	}
-	return f, nil
+	f, info, err := openRegular(root, path.Base(e.Name))
+	return f, info, changed(err)
 }
 
-// changed names the error of a file that is not there any more.
+// changed names the error of a file that is not there any more, or something else
+// now, or behind a link.
 func changed(err error) error {
-	if errors.Is(err, fs.ErrNotExist) {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("%w: %w", archive.ErrChanged, err)
+	case errors.Is(err, ErrIsLink), errors.Is(err, ErrNotDir), errors.Is(err, ErrNotFile):
+		return archive.ErrChanged
 	}
 	return err
 }
 
+// of opens a directory, one step after the other: what was one when the tree was
+// listed may be a link now, and os.Root would follow it.
 func (r *Reader) of(dir string) (*os.Root, error) {
 	if dir == "." {
 		return r.root, nil
@@ -336,9 +335,16 @@ func (r *Reader) of(dir string) (*os.Root, error) {
 	if r.dir != nil && r.at == dir {
 		return r.dir, nil
 	}
-	next, err := r.root.OpenRoot(filepath.FromSlash(dir))
-	if err != nil {
-		return nil, err
+	next := r.root
+	for part := range strings.SplitSeq(dir, "/") {
+		sub, err := openSub(next, part)
+		if next != r.root {
+			_ = next.Close()
+		}
+		if err != nil {
+			return nil, err
+		}
+		next = sub
 	}
 	r.Close()
 	r.at, r.dir = dir, next
@@ -367,7 +373,7 @@ func (r *Reader) Digest(e archive.Entry, buf []byte) (sum [sha256.Size]byte, err
 // what would have been more, is all there. Trees are made of small files, and
 // most of the time goes into the calls of the system.
 func (r *Reader) digestSmall(e archive.Entry, buf []byte) (sum [sha256.Size]byte, err error) {
-	f, err := r.open(e)
+	f, _, err := r.open(e)
 	if err != nil {
 		return sum, err
 	}

@@ -2,8 +2,5 @@
 
 package hosttree
 
-// What is opened is looked at afterwards; these flags only spare a wait.
-const (
-	nonblock = 0
-	nofollow = 0
-)
+// What is opened is looked at afterwards; the flag only spares a wait.
+const nonblock = 0

@@ -4,7 +4,4 @@ package hosttree
 
 import "syscall"
 
-const (
-	nonblock = syscall.O_NONBLOCK
-	nofollow = syscall.O_NOFOLLOW
-)
+const nonblock = syscall.O_NONBLOCK

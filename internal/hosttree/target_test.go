@@ -201,3 +201,30 @@ func TestReaderNoticesWhatChanged(t *testing.T) {
 	_, err = r.Digest(archive.Entry{Name: "d/gone", Kind: archive.File}, buf)
 	require.ErrorIs(t, err, archive.ErrChanged)
 }
+
+// os.Root follows a link that stays in it, and that may lead to what was not to be
+// read.
+func TestReaderNoticesALink(t *testing.T) {
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "pub/a"), "1234")
+	write(t, filepath.Join(dir, "priv/a"), "5678")
+	write(t, filepath.Join(dir, "x/sub/a"), "5678")
+	require.NoError(t, os.Symlink("priv", filepath.Join(dir, "dir")))
+	require.NoError(t, os.Symlink("x", filepath.Join(dir, "deep")))
+	require.NoError(t, os.Symlink("a", filepath.Join(dir, "pub/link")))
+	root, err := hosttree.OpenDir(dir)
+	require.NoError(t, err)
+	defer root.Close()
+	r := hosttree.NewReader(root)
+	defer r.Close()
+	buf := make([]byte, 100)
+	for _, name := range []string{"dir/a", "pub/link", "deep/sub/a", "priv"} {
+		e := archive.Entry{Name: name, Kind: archive.File, Size: 4}
+		_, err := r.Open(e)
+		require.ErrorIs(t, err, archive.ErrChanged, name)
+		_, err = r.Digest(e, buf)
+		require.ErrorIs(t, err, archive.ErrChanged, name)
+	}
+	_, err = r.Digest(archive.Entry{Name: "x/sub/a", Kind: archive.File, Size: 4}, buf)
+	require.NoError(t, err)
+}
