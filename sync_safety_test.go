@@ -489,6 +489,42 @@ func TestSyncKeepsContentOutOfCommandsAndErrors(t *testing.T) {
 	}
 }
 
+// A directory stands in the way of a file and will not go, for it holds what was
+// excluded. That is seen before anything is deleted.
+func TestSyncDeletesNothingWhenItIsRefused(t *testing.T) {
+	t.Parallel()
+	r := newSyncRig(t, createostest.Options{})
+	for _, side := range []func(string) string{r.local, r.remote} {
+		r.write(side("src/d"), "now a file")
+		r.write(side("src/e"), "now a file")
+		r.write(side("src/l/sub/f"), "below what was a link")
+		r.write(side("src/f/sub/f"), "below what was a file")
+		r.write(side("dst/d/keep.o"), "excluded")
+		r.write(side("dst/e/x y/]$(z"), "precious")
+		r.write(side("dst/f"), "precious")
+		r.write(side("dst/g/sub"), "a file where there is none behind the link")
+		require.NoError(t, os.Symlink("g", side("dst/l")))
+	}
+	m := createos.SyncMapping{Target: "dst", Source: r.local("src"), Delta: true, Delete: true, Exclude: []string{"*.o"}}
+	sync, there := r.in, r.remote("dst")
+	for range 2 {
+		want := snapshot(t, there)
+		res, err := sync(t.Context(), m)
+		require.ErrorIs(t, err, createos.ErrSyncKind)
+		require.Zero(t, res.Operations[0].Deleted)
+		require.Equal(t, want, snapshot(t, there))
+
+		require.NoError(t, os.Remove(filepath.Join(there, "d/keep.o")))
+		_, err = sync(t.Context(), m)
+		require.NoError(t, err)
+		require.Len(t, snapshot(t, there), 8)
+		require.Equal(t, "below what was a link", r.content(filepath.Join(there, "l/sub/f")))
+		m.Source, m.Target = "src", r.local("dst")
+		sync, there = r.out, r.local("dst")
+	}
+	r.clean()
+}
+
 // A directory that a killed process moved aside is put back, on both sides.
 func TestSyncPutsBackWhatWasMovedAside(t *testing.T) {
 	t.Parallel()

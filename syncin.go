@@ -237,15 +237,15 @@ func (y *syncer) sendTree(ctx context.Context, m *mapping, root *os.Root, t *tre
 	}
 	body := "T=" + into + "\nmkdir -p \"$T\" || exit 96\n"
 	if m.Merge {
-		first, err := y.deleteBody(ctx, remove.first)
+		first, err := y.deleteList(ctx, remove.first)
 		if err != nil {
 			return err
 		}
-		last, err := y.deleteBody(ctx, remove.last)
+		last, err := y.deleteList(ctx, remove.last)
 		if err != nil {
 			return err
 		}
-		body += guestDown(m.remote, true, true) + "Q=$PWD\n" + first + guestMerge + last + modes
+		body += guestDown(m.remote, true, true) + "Q=$PWD\n" + first + guestFit + guestDelete + guestMerge + last + guestDelete + modes
 	} else {
 		body += modes + guestDown(m.remote, false, true) + replaceBody(m.remote, t.mode)
 	}
@@ -253,10 +253,10 @@ func (y *syncer) sendTree(ctx context.Context, m *mapping, root *os.Root, t *tre
 	return y.commit(ctx, body)
 }
 
-// deleteBody uploads names and returns the script that deletes them.
-func (y *syncer) deleteBody(ctx context.Context, entries []archive.Entry) (string, error) {
+// deleteList uploads names and returns the line that makes $L the list of them.
+func (y *syncer) deleteList(ctx context.Context, entries []archive.Entry) (string, error) {
 	if len(entries) == 0 {
-		return "", nil
+		return "L=/dev/null\n", nil
 	}
 	file := "del." + strconv.Itoa(y.number())
 	fromBelow := func(yield func(archive.Entry) bool) {
@@ -266,7 +266,7 @@ func (y *syncer) deleteBody(ctx context.Context, entries []archive.Entry) (strin
 			}
 		}
 	}
-	return "L=$S/" + file + guestDelete, y.putNames(ctx, file, fromBelow)
+	return "L=$S/" + file + "\n", y.putNames(ctx, file, fromBelow)
 }
 
 // sendUnits sends what is in a tree into the scratch directory "tree." and the
@@ -411,20 +411,38 @@ fi
 `, mode)
 }
 
+// guestFit looks whether all that is in $T finds its place in the directory where
+// the shell is, which is $Q, when what $L names is gone: no directory may meet
+// something else, and nothing else a directory. A directory of $L that holds
+// something that stays will not go.
+const guestFit = `
+declare -A gone=()
+while IFS= read -r -d '' e; do gone[$e]=1; done <"$L"
+while IFS= read -r -d '' e; do
+	[ -z "${gone[${e%/*}]}" ] && [ -d "$e" ] && [ ! -L "$e" ] || continue
+	while IFS= read -r -d '' c; do
+		[ -n "${gone[$c]}" ] || exit 93
+	done < <(find "$e" -mindepth 1 -print0)
+done <"$L"
+cd -- "$T" || exit 96
+while IFS= read -r -d '' e; do
+	if [ -n "${gone[$e]}${gone[${e%/*}]}" ]; then gone[$e]=1; continue; fi
+	[ ! -L "$Q/$e" ] || exit 90
+	[ -d "$Q/$e" ] || [ ! -e "$Q/$e" ] || exit 93
+done < <(find . -type d -print0)
+while IFS= read -r -d '' e; do
+	[ -z "${gone[$e]}${gone[${e%/*}]}" ] || continue
+	[ -L "$Q/$e" ] || [ ! -d "$Q/$e" ] || exit 93
+done < <(find . ! -type d -print0)
+cd -- "$Q" || exit 96
+`
+
 // guestMerge moves what is in $T into the directory where the shell is, which
-// is $Q. All of it is looked at first: no directory may meet
-// something else, and nothing else a directory.
+// is $Q.
 const guestMerge = `
 x=$(near "$T") && [ -n "$x" ] || exit 96
 case $x in ./*) T=$Q/${x#./} ;; esac
 cd -- "$T" || exit 96
-find . -type d -print0 | while IFS= read -r -d '' e; do
-	[ ! -L "$Q/$e" ] || exit 90
-	[ -d "$Q/$e" ] || [ ! -e "$Q/$e" ] || exit 93
-done || exit
-find . ! -type d -print0 | while IFS= read -r -d '' e; do
-	[ -L "$Q/$e" ] || [ ! -d "$Q/$e" ] || exit 93
-done || exit
 find . -type d -print0 | while IFS= read -r -d '' e; do
 	[ -d "$Q/$e" ] || mkdir -- "$Q/$e" || exit 96
 	cd -P -- "$Q/$e" && [ "$PWD" = "$Q${e#.}" ] || exit 90

@@ -196,7 +196,7 @@ func (t *Target) Swap(mode fs.FileMode) (leftover, err error) {
 type Change struct{ Put, First, Last []archive.Entry }
 
 // Merge moves entries from where StageMerge put them into the directory, and
-// removes others. Each file is replaced at once. Before the first is moved all are
+// removes others. Each file is replaced at once. Before anything is changed all is
 // looked at: a directory must not meet something else there, a link least of all,
 // nor a file a directory; and no link, new or old, may lead out of the directory by
 // what changes.
@@ -209,13 +209,11 @@ func (t *Target) Merge(ctx context.Context, c Change) (deleted int, err error) {
 	if err != nil {
 		return 0, err
 	}
+	if err := t.fit(c); err != nil {
+		return 0, err
+	}
 	if deleted, err = t.remove(c.First); err != nil {
 		return deleted, err
-	}
-	for _, e := range c.Put {
-		if err := t.fits(e); err != nil {
-			return deleted, err
-		}
 	}
 	links, last := apart(c.Last)
 	n, err := t.remove(links)
@@ -330,6 +328,45 @@ func (t *Target) put(entries []archive.Entry) error {
 			continue
 		}
 		if err := t.merge.Chmod(filepath.FromSlash(e.Name), e.Mode.Perm()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// fit looks whether all that is put into the directory finds its place, when what is
+// in the way is gone. A directory in the way that holds something that stays, such
+// as what was excluded, will not go.
+func (t *Target) fit(c Change) error {
+	gone := make(map[string]bool, len(c.First))
+	for _, e := range c.First {
+		gone[e.Name] = true
+	}
+	for _, e := range c.First {
+		if e.Kind != archive.Dir {
+			continue
+		}
+		sub, err := openSub(t.merge, filepath.FromSlash(e.Name))
+		if err != nil {
+			return err
+		}
+		names, err := namesIn(sub)
+		_ = sub.Close()
+		if err != nil {
+			return err
+		}
+		for _, base := range names {
+			if !gone[path.Join(e.Name, base)] {
+				return ErrNotFile
+			}
+		}
+	}
+	for _, e := range c.Put {
+		if gone[e.Name] || gone[path.Dir(e.Name)] {
+			gone[e.Name] = true // nothing will be there, nor below it
+			continue
+		}
+		if err := t.fits(e); err != nil {
 			return err
 		}
 	}
