@@ -116,7 +116,8 @@ type SyncMapping struct {
 	Source, Target string
 	Kind           SyncKind
 	// Mode is the permission bits of all files that are moved. 0 keeps those
-	// of the source. Directories always keep theirs.
+	// of the source. Directories always keep theirs, but a target that is
+	// merged into, if it was there before, has its own.
 	Mode fs.FileMode
 	// Exclude leaves out what matches one of the patterns, with all below
 	// it. "*", "?", "[a-z]" and "{a,b}" match within one name, "**" any number

@@ -200,6 +200,63 @@ func TestSyncMergesIntoTheWorkspace(t *testing.T) {
 	r.clean()
 }
 
+// A target that is merged into and was not there is made with the mode of the
+// source, also if that is empty; one that was there keeps its own.
+func TestSyncMergesIntoNothing(t *testing.T) {
+	t.Parallel()
+	r := newSyncRig(t, createostest.Options{})
+	mode := func(dir string, want os.FileMode) {
+		t.Helper()
+		info, err := os.Stat(dir)
+		require.NoError(t, err)
+		require.Equal(t, want, info.Mode().Perm())
+	}
+	for i, m := range []createos.SyncMapping{{Merge: true}, {Delta: true}, {Delta: true, Delete: true}, {Merge: true, Delete: true}} {
+		for _, file := range []string{"", "f"} {
+			name := fmt.Sprintf("%d%s", i, file)
+			require.NoError(t, os.MkdirAll(r.local(name), 0o755))
+			if file != "" {
+				r.write(r.local(name+"/f"), "x")
+			}
+			require.NoError(t, os.Chmod(r.local(name), 0o710))
+			m.Source, m.Target = r.local(name), "new/it's "+name
+			_, err := r.in(t.Context(), m)
+			require.NoError(t, err)
+			mode(r.remote(m.Target), 0o710)
+			require.NoError(t, os.Chmod(r.remote(m.Target), 0o750))
+			_, err = r.in(t.Context(), m)
+			require.NoError(t, err)
+			mode(r.remote(m.Target), 0o750)
+
+			m.Source, m.Target = m.Target, r.local(name+" back")
+			_, err = r.out(t.Context(), m)
+			require.NoError(t, err)
+			mode(m.Target, 0o750)
+			require.NoError(t, os.Chmod(m.Target, 0o700))
+			_, err = r.out(t.Context(), m)
+			require.NoError(t, err)
+			mode(m.Target, 0o700)
+		}
+	}
+	r.clean()
+}
+
+// A merge that comes to nothing leaves no new directory.
+func TestSyncOutLeavesNothingWhenAMergeIsRefused(t *testing.T) {
+	t.Parallel()
+	r := newSyncRig(t, createostest.Options{})
+	r.write(r.remote("src/a"), "new")
+	r.srv.Fail(createostest.Fault{When: scratchFile("GET", "p."), Body: "something else"})
+	defer r.srv.ClearFaults()
+	_, err := r.out(t.Context(), createos.SyncMapping{Source: "src", Target: r.local("out"), Merge: true})
+	require.Error(t, err)
+	require.NoDirExists(t, r.local("out"))
+	require.NoError(t, os.Mkdir(r.local("out"), 0o755))
+	_, err = r.out(t.Context(), createos.SyncMapping{Source: "src", Target: r.local("out"), Merge: true})
+	require.Error(t, err)
+	require.DirExists(t, r.local("out"), "it was there before")
+}
+
 func TestSyncOutFollowsLinksWhenAsked(t *testing.T) {
 	t.Parallel()
 	r := newSyncRig(t, createostest.Options{})

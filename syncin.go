@@ -162,9 +162,9 @@ func (y *syncer) inDir(ctx context.Context, m *mapping, r *SyncOperationResult) 
 		return err
 	}
 	send, remove, same := t.entries, removal{}, 0
+	there := &tree{absent: true} // for all that is known
 	if m.Delta || m.Delete {
-		there, err := y.compared(ctx, m, t, root)
-		if err != nil {
+		if there, err = y.compared(ctx, m, t, root); err != nil {
 			return err
 		}
 		if m.Delta {
@@ -174,7 +174,7 @@ func (y *syncer) inDir(ctx context.Context, m *mapping, r *SyncOperationResult) 
 			remove = t.missing(there)
 		}
 	}
-	if !m.Merge || len(send)+remove.count() > 0 {
+	if !m.Merge || there.absent || len(send)+remove.count() > 0 {
 		if err := y.sendTree(ctx, m, root, t, send, remove); err != nil {
 			return err
 		}
@@ -245,7 +245,8 @@ func (y *syncer) sendTree(ctx context.Context, m *mapping, root *os.Root, t *tre
 		if err != nil {
 			return err
 		}
-		body += guestDown(m.remote, true, true) + "Q=$PWD\n" + first + guestFit + guestDelete + guestMerge + last + guestDelete + modes
+		body += guestInto(m.remote) + first + guestFit + guestDelete + guestMerge + last + guestDelete + modes +
+			fmt.Sprintf("[ -z \"$fresh\" ] || chmod %o . || exit 96\n", t.mode)
 	} else {
 		body += modes + guestDown(m.remote, false, true) + replaceBody(m.remote, t.mode)
 	}
@@ -409,6 +410,17 @@ else
 	mv -T -- "$x" "$b" && chmod "$m" -- "$b" || exit 96
 fi
 `, mode)
+}
+
+// guestInto goes to a directory that is merged into, $Q. If it was not there $fresh
+// is set.
+func guestInto(remote string) string {
+	body := "fresh=\n"
+	if remote != "." {
+		base := guestWord(path.Base(remote))
+		body += guestDown(remote, false, true) + "[ -d ./" + base + " ] || fresh=1\ndown 1 " + base + "\n"
+	}
+	return body + "Q=$PWD\n"
 }
 
 // guestFit looks whether all that is in $T finds its place in the directory where

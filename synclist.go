@@ -58,7 +58,7 @@ func (y *syncer) remoteTree(ctx context.Context, m *mapping, sums, mayMiss bool)
 	}
 	out, err := y.step(ctx, body+fmt.Sprintf(text, n, prune))
 	if mayMiss && errors.Is(err, ErrSyncMissing) {
-		return &tree{}, nil, nil
+		return &tree{absent: true}, nil, nil
 	}
 	if err != nil {
 		return nil, nil, err

@@ -382,6 +382,7 @@ type tree struct {
 	sums    [][sha256.Size]byte // of each entry; nil without digests
 	skipped []hosttree.Skip
 	mode    uint32 // of the top
+	absent  bool   // there is no such directory
 }
 
 // sort puts the entries, and their digests with them, by name. It needs no room:

@@ -40,7 +40,7 @@ func (y *syncer) takeTree(ctx context.Context, m *mapping, t *hosttree.Target, t
 		return 0, err
 	}
 	if m.Merge {
-		return t.Merge(ctx, hosttree.Change{Put: take, First: remove.first, Last: remove.last})
+		return t.Merge(ctx, hosttree.Change{Put: take, First: remove.first, Last: remove.last, Mode: fs.FileMode(from.mode)})
 	}
 	if err := to.SetModes(); err != nil {
 		return 0, err

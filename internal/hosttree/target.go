@@ -31,6 +31,7 @@ type Target struct {
 	base     string
 	new, old string // beside base, in parent
 	merge    *os.Root
+	made     bool // the directory that is merged into was not there, and is not filled yet
 }
 
 // OpenTarget opens the parent of a path, which must exist, and ends what an
@@ -139,10 +140,11 @@ func (t *Target) StageDir() (*os.Root, error) {
 // StageMerge makes a directory in the one that is there, or in a fresh one:
 // what is moved from it into place then stays in one root all the way.
 func (t *Target) StageMerge() (*os.Root, error) {
-	err := t.parent.Mkdir(t.base, 0o755)
+	err := t.parent.Mkdir(t.base, 0o700)
 	if err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, err
 	}
+	t.made = err == nil
 	if t.merge, err = openSub(t.parent, t.base); err != nil {
 		return nil, err
 	}
@@ -155,13 +157,18 @@ func (t *Target) StageMerge() (*os.Root, error) {
 	return t.merge.OpenRoot(t.new)
 }
 
-// Discard removes what was staged.
+// Discard removes what was staged, and a directory that was made to be merged into
+// and stayed empty.
 func (t *Target) Discard() error {
-	root := t.parent
-	if t.merge != nil {
-		root = t.merge
+	if t.merge == nil {
+		return removeAll(t.parent, t.new)
 	}
-	return removeAll(root, t.new)
+	err := removeAll(t.merge, t.new)
+	if t.made {
+		_ = t.merge.Close() // not every system removes what is open
+		_ = t.parent.Remove(t.base)
+	}
+	return err
 }
 
 // PutFile puts the staged file in its place. A link that is there is replaced,
@@ -192,8 +199,12 @@ func (t *Target) Swap(mode fs.FileMode) (leftover, err error) {
 }
 
 // A Change is what a merge does to a directory: entries are put into it, a
-// directory before its content; First is removed before, and Last after that.
-type Change struct{ Put, First, Last []archive.Entry }
+// directory before its content; First is removed before, and Last after that. Mode
+// is that of the directory itself, if it was not there before.
+type Change struct {
+	Put, First, Last []archive.Entry
+	Mode             fs.FileMode
+}
 
 // Merge moves entries from where StageMerge put them into the directory, and
 // removes others. Each file is replaced at once. Before anything is changed all is
@@ -227,7 +238,14 @@ func (t *Target) Merge(ctx context.Context, c Change) (deleted int, err error) {
 		return deleted, err
 	}
 	n, err = t.remove(last)
-	return deleted + n, err
+	if deleted += n; err != nil || !t.made {
+		return deleted, err
+	}
+	if err := removeAll(t.merge, t.new); err != nil { // which the mode may not allow
+		return deleted, err
+	}
+	t.made = false
+	return deleted, t.merge.Chmod(".", c.Mode.Perm())
 }
 
 // apart separates links from the rest.
