@@ -280,7 +280,9 @@ func (d *Driver) SyncIn(ctx context.Context, env Environment, lease *Lease, s Sy
 // itself is left alone. Links that are replaced or deleted are removed before
 // anything new is put in place.
 //
-// The fresh directory is called ".createos-new." and the name of the target; a
+// The fresh directory is called ".createos-new." and the name of the target, and is
+// in the target when that is merged into: what has that name in the source is then
+// skipped. A
 // directory that is replaced is moved to ".createos-old." and its name, put back
 // if the new one cannot be renamed in, and removed at the end. If this process
 // is killed in between, the old directory is found under that name, and the

@@ -241,6 +241,32 @@ func TestSyncMergesIntoNothing(t *testing.T) {
 	r.clean()
 }
 
+// The name under which a merge stages cannot be used twice.
+func TestSyncOutSkipsTheNameOfItsStage(t *testing.T) {
+	t.Parallel()
+	r := newSyncRig(t, createostest.Options{})
+	r.write(r.remote("src/.createos-new.out/sub/f"), "data")
+	r.write(r.remote("src/.createos-new.other/f"), "data")
+	r.write(r.remote("src/sub/.createos-new.out/f"), "data")
+	m := createos.SyncMapping{Source: "src", Target: r.local("out"), Merge: true}
+	for range 2 {
+		res, err := r.out(t.Context(), m)
+		require.NoError(t, err)
+		require.Equal(t, 2, res.Operations[0].Files+res.Operations[0].Unchanged)
+		require.Equal(t, []createos.SyncSkip{{Path: ".createos-new.out", Reason: "has a name that belongs to the sync"}}, res.Operations[0].Skipped)
+		require.Len(t, snapshot(t, r.local("out")), 5)
+		m.Delta, m.Delete = true, true
+	}
+	res, err := r.out(t.Context(), m)
+	require.NoError(t, err)
+	require.Equal(t, 2, res.Operations[0].Unchanged)
+	require.Zero(t, res.Operations[0].Files)
+	m = createos.SyncMapping{Source: "src", Target: r.local("out")}
+	_, err = r.out(t.Context(), m)
+	require.NoError(t, err)
+	require.FileExists(t, r.local("out/.createos-new.out/sub/f"), "beside the target it is in nobody's way")
+}
+
 // A merge that comes to nothing leaves no new directory.
 func TestSyncOutLeavesNothingWhenAMergeIsRefused(t *testing.T) {
 	t.Parallel()

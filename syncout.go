@@ -9,6 +9,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -247,6 +248,9 @@ func (y *syncer) outDir(ctx context.Context, m *mapping, t *hosttree.Target, r *
 		return err
 	}
 	from.follow(followed)
+	if m.Merge {
+		from.without(t)
+	}
 	take, remove, same := from.entries, removal{}, 0
 	if m.Delta {
 		take, same = from.differing(here, uint32(m.Mode))
@@ -284,7 +288,7 @@ func (y *syncer) bothTrees(ctx context.Context, m *mapping, t *hosttree.Target, 
 		if here, err = y.localTree(ctx, root, m); err != nil {
 			return nil, nil, nil, err
 		}
-		here.entries = withoutStage(here.entries)
+		here.entries = withoutStage(t, here.entries)
 		if m.Delta {
 			_ = bg.start(func() error { return here.digest(ctx, root) })
 		}
@@ -294,14 +298,26 @@ func (y *syncer) bothTrees(ctx context.Context, m *mapping, t *hosttree.Target, 
 }
 
 // withoutStage leaves out what a merge that was killed has left.
-func withoutStage(entries []archive.Entry) []archive.Entry {
-	kept := entries[:0]
-	for _, e := range entries {
-		if first, _, _ := strings.Cut(e.Name, "/"); !strings.HasPrefix(first, hosttree.NewPrefix) {
-			kept = append(kept, e)
+func withoutStage(t *hosttree.Target, entries []archive.Entry) []archive.Entry {
+	return slices.DeleteFunc(entries, func(e archive.Entry) bool { return t.IsStage(e.Name) })
+}
+
+// without skips what has the name under which a merge stages: it would be taken for
+// that, and removed.
+func (t *tree) without(target *hosttree.Target) {
+	entries, sums := t.entries[:0], t.sums[:0]
+	for i, e := range t.entries {
+		switch {
+		case !target.IsStage(e.Name):
+			entries = append(entries, e)
+			if t.sums != nil {
+				sums = append(sums, t.sums[i])
+			}
+		case !strings.Contains(e.Name, "/"):
+			t.skipped = append(t.skipped, hosttree.Skip{Name: e.Name, Reason: "has a name that belongs to the sync"})
 		}
 	}
-	return kept
+	t.entries, t.sums = entries, sums
 }
 
 // follow puts files in the place of the links that lead to them.

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"strings"
 
 	"github.com/createos-lease/createos/internal/archive"
 )
@@ -155,6 +156,13 @@ func (t *Target) StageMerge() (*os.Root, error) {
 		return nil, err
 	}
 	return t.merge.OpenRoot(t.new)
+}
+
+// IsStage says whether a name in the directory is that of what StageMerge makes, or
+// lies below it. Some file systems take names that differ in case for the same.
+func (t *Target) IsStage(name string) bool {
+	first, _, _ := strings.Cut(name, "/")
+	return strings.EqualFold(first, t.new)
 }
 
 // Discard removes what was staged, and a directory that was made to be merged into
