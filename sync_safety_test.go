@@ -82,14 +82,17 @@ func TestSyncOutRefusesHostileLists(t *testing.T) {
 		list string
 		want error
 	}{
-		"cut":            {"755\n" + entry("f", "644", "3", "1.0", "", "a")[:10], createos.ErrSyncRefused},
-		"no mode":        {"", createos.ErrSyncRefused},
-		"twice":          {"755\n" + entry("f", "644", "3", "1.0", "", "a") + entry("d", "755", "3", "1.0", "", "a"), createos.ErrSyncRefused},
-		"negative":       {"755\n" + entry("f", "644", "-3", "1.0", "", "a"), createos.ErrSyncRefused},
-		"too large":      {"755\n" + entry("f", "644", "9999999999999999", "1.0", "", "a"), createos.ErrSyncLimit},
-		"field too long": {"755\n" + entry("f", "644", "3", "1.0", "", strings.Repeat("a", 1<<17)), createos.ErrSyncRefused},
-		"huge":           {"755\n" + strings.Repeat("x", 1<<20), createos.ErrSyncRefused},
-		"not there":      {"755\n" + entry("f", "644", "3", "1.0", "", "b"), createos.ErrSyncChanged},
+		"cut":             {"755\n" + entry("f", "644", "3", "1.0", "", "a")[:10], createos.ErrSyncRefused},
+		"no mode":         {"", createos.ErrSyncRefused},
+		"twice":           {"755\n" + entry("f", "644", "3", "1.0", "", "a") + entry("d", "755", "3", "1.0", "", "a"), createos.ErrSyncRefused},
+		"negative":        {"755\n" + entry("f", "644", "-3", "1.0", "", "a"), createos.ErrSyncRefused},
+		"too large":       {"755\n" + entry("f", "644", "9999999999999999", "1.0", "", "a"), createos.ErrSyncLimit},
+		"field too long":  {"755\n" + entry("f", "644", "3", "1.0", "", strings.Repeat("a", 1<<17)), createos.ErrSyncRefused},
+		"huge":            {"755\n" + strings.Repeat("x", 1<<20), createos.ErrSyncRefused},
+		"in no directory": {"755\n" + entry("f", "644", "3", "1.0", "", "x/y"), createos.ErrSyncRefused},
+		"in a file":       {"755\n" + entry("f", "644", "3", "1.0", "", "x") + entry("f", "644", "3", "1.0", "", "x/y"), createos.ErrSyncRefused},
+		"in a link":       {"755\n" + entry("l", "777", "3", "1.0", "z", "x") + entry("d", "755", "0", "1.0", "", "x/y"), createos.ErrSyncRefused},
+		"not there":       {"755\n" + entry("f", "644", "3", "1.0", "", "b"), createos.ErrSyncChanged},
 	} {
 		t.Run(name, func(t *testing.T) {
 			defer r.srv.ClearFaults()
@@ -103,9 +106,24 @@ func TestSyncOutRefusesHostileLists(t *testing.T) {
 			require.NoFileExists(t, r.local("out"))
 		})
 	}
-	// Names that lead elsewhere are skipped before anything is asked for.
-	list := "755\n" + entry("f", "644", "3", "1.0", "", "../a") + entry("f", "644", "3", "1.0", "", "/etc/passwd") + entry("d", "755", "0", "1.0", "", "x/..")
+	// What has no directory in the list would be moved through a link of the target.
+	r.write(r.local("merged/keep/y"), "precious")
+	require.NoError(t, os.Symlink("keep", r.local("merged/x")))
+	r.write(r.remote("src/x/y"), "evil")
+	list := "755\n" + entry("f", "644", "4", "1.0", "", "x/y")
 	told := fmt.Sprintf(`"%d %x\n"`, len(list), sha256.Sum256([]byte(list)))
+	r.srv.Fail(createostest.Fault{Route: "POST /v1/sandboxes/{id}/exec", Nth: 2, Reply: func(int, []byte) (int, []byte) {
+		return 200, []byte(`{"status":"success","data":{"result":{"stdout":` + told + `,"stderr":"","exit_code":0}}}`)
+	}})
+	r.srv.Fail(createostest.Fault{When: scratchFile("GET", "list."), Body: list})
+	_, err := r.out(t.Context(), createos.SyncMapping{Source: "src", Target: r.local("merged"), Merge: true, Exclude: []string{"keep"}})
+	require.ErrorIs(t, err, createos.ErrSyncRefused)
+	require.Equal(t, "precious", r.content(r.local("merged/keep/y")))
+	r.srv.ClearFaults()
+
+	// Names that lead elsewhere are skipped before anything is asked for.
+	list = "755\n" + entry("f", "644", "3", "1.0", "", "../a") + entry("f", "644", "3", "1.0", "", "/etc/passwd") + entry("d", "755", "0", "1.0", "", "x/..")
+	told = fmt.Sprintf(`"%d %x\n"`, len(list), sha256.Sum256([]byte(list)))
 	r.srv.Fail(createostest.Fault{Route: "POST /v1/sandboxes/{id}/exec", Nth: 2, Reply: func(int, []byte) (int, []byte) {
 		return 200, []byte(`{"status":"success","data":{"result":{"stdout":` + told + `,"stderr":"","exit_code":0}}}`)
 	}})

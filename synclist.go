@@ -184,7 +184,9 @@ func (y *syncer) readEntries(r *bufio.Reader, skipped *[]hosttree.Skip) ([]archi
 	}
 }
 
-// distinct sorts a list, and refuses one that names something twice.
+// distinct sorts a list, and refuses one that names something twice, or something
+// in a directory that it does not name: what is in the place of that would not be
+// looked at.
 func distinct(list []archive.Entry, skipped *[]hosttree.Skip) error {
 	byName(list)
 	for i := 1; i < len(list); i++ {
@@ -194,6 +196,17 @@ func distinct(list []archive.Entry, skipped *[]hosttree.Skip) error {
 	}
 	if skipped == nil {
 		return nil
+	}
+	known := "."
+	for _, e := range list {
+		up := path.Dir(e.Name)
+		if up == known || up == "." {
+			continue
+		}
+		if i := hosttree.Find(list, up); i < 0 || list[i].Kind != archive.Dir {
+			return refusedList(nil)
+		}
+		known = up
 	}
 	seen := make(map[string]bool, len(*skipped))
 	for _, s := range *skipped {
