@@ -653,6 +653,43 @@ func TestSyncsRunAtTheSameTime(t *testing.T) {
 	r.clean()
 }
 
+// Two syncs to one local target wait for each other, also when they call it by
+// different names.
+func TestSyncOutKnowsATargetByAllItsNames(t *testing.T) {
+	t.Parallel()
+	r := newSyncRig(t, createostest.Options{})
+	r.write(r.remote("one/f"), "one")
+	r.write(r.remote("two/f"), "two")
+	require.NoError(t, os.Mkdir(r.local("real"), 0o755))
+	require.NoError(t, os.Symlink("real", r.local("alias")))
+	staged, moveOn := make(chan struct{}), make(chan struct{})
+	r.srv.Fail(createostest.Fault{When: scratchFile("GET", "p."), Nth: 1, Before: func() {
+		close(staged)
+		<-moveOn
+	}})
+	first, second := make(chan error, 1), make(chan error, 1)
+	go func() {
+		_, err := r.out(t.Context(), createos.SyncMapping{Source: "one", Target: r.local("real/t")})
+		first <- err
+	}()
+	<-staged
+	go func() {
+		_, err := r.out(t.Context(), createos.SyncMapping{Source: "two", Target: r.local("alias/t")})
+		second <- err
+	}()
+	select {
+	case err := <-second:
+		t.Errorf("did not wait: %v", err)
+	case <-time.After(500 * time.Millisecond):
+	}
+	require.DirExists(t, r.local("real/.createos-new.t"))
+	close(moveOn)
+	require.NoError(t, <-first)
+	require.NoError(t, <-second)
+	require.Equal(t, "two", r.content(r.local("real/t/f")))
+	r.clean()
+}
+
 // A source that changes while it is read is noticed.
 func TestSyncInNoticesAChange(t *testing.T) {
 	t.Parallel()

@@ -20,7 +20,7 @@ import (
 
 // out moves one mapping out of the sandbox.
 func (y *syncer) out(ctx context.Context, m *mapping, r *SyncOperationResult) error {
-	key, err := filepath.Abs(m.local)
+	key, err := targetKey(m.local)
 	if err != nil {
 		return err
 	}
@@ -44,6 +44,16 @@ func (y *syncer) out(ctx context.Context, m *mapping, r *SyncOperationResult) er
 		y.warn(derr)
 	}
 	return err
+}
+
+// targetKey is the same for all names of a local path, whose parent must exist.
+func targetKey(local string) (string, error) {
+	abs, err := filepath.Abs(local)
+	if err != nil {
+		return "", err
+	}
+	dir, err := filepath.EvalSymlinks(filepath.Dir(abs))
+	return filepath.Join(dir, filepath.Base(abs)), err
 }
 
 func (y *syncer) warn(err error) {
