@@ -232,6 +232,10 @@ type SyncSkip struct {
 // unpacked in the sandbox. A file above Sync.MaxFile goes in parts, which are
 // joined there.
 //
+// A directory that is replaced is renamed to ".createos-old." and its name, and
+// removed when the new one is in its place. If the sandbox ends that in between the
+// next SyncIn to that target puts it back before anything else.
+//
 // Failure of an operation ends the sync: the error is a [*SyncError] that names
 // it, and those after it are not begun. What an earlier mapping or operation has
 // put in its place stays. The result is never nil.
@@ -252,7 +256,8 @@ type SyncSkip struct {
 // of an operation are another matter, and treated as by Exec.
 //
 // Any number of syncs and commands may run on one lease. Of those of one driver
-// only the last step, the putting in place, is done one after the other, so of
+// only the first look and the last step, the putting in place, are done one after
+// the other, so of
 // two to the same target the later one wins as a whole. Two processes must not
 // sync to the same target at the same time.
 //

@@ -572,4 +572,27 @@ func TestSyncPutsBackWhatWasMovedAside(t *testing.T) {
 	require.Equal(t, "in", r.content(r.remote("dst/a")))
 	require.NoFileExists(t, r.remote("dst/precious"))
 	r.clean()
+
+	// A merge goes into what was there as well, on both sides, and a file finds it in
+	// its way.
+	for _, m := range []createos.SyncMapping{{Merge: true}, {Delta: true}} {
+		require.NoError(t, os.RemoveAll(r.remote("dst")))
+		require.NoError(t, os.RemoveAll(r.local("out")))
+		r.write(r.remote(".createos-old.dst/precious"), "old")
+		_, err = r.in(t.Context(), createos.SyncMapping{Source: r.local("in/a"), Target: "dst"})
+		require.ErrorIs(t, err, createos.ErrSyncKind)
+		require.NoError(t, os.Rename(r.remote("dst"), r.remote(".createos-old.dst")))
+		m.Source, m.Target = r.local("in"), "dst"
+		_, err = r.in(t.Context(), m)
+		require.NoError(t, err)
+		require.Equal(t, "old", r.content(r.remote("dst/precious")))
+		require.Equal(t, "in", r.content(r.remote("dst/a")))
+		r.write(r.local(".createos-old.out/precious"), "old")
+		m.Source, m.Target = "src", r.local("out")
+		_, err = r.out(t.Context(), m)
+		require.NoError(t, err)
+		require.Equal(t, "old", r.content(r.local("out/precious")))
+		require.Equal(t, "new", r.content(r.local("out/a")))
+		r.clean()
+	}
 }

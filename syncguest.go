@@ -8,6 +8,8 @@ import (
 	"strings"
 	"time"
 	"unicode/utf8"
+
+	"github.com/createos-lease/createos/internal/hosttree"
 )
 
 // What a sync does in the sandbox it does in steps: short scripts, run by the
@@ -139,9 +141,11 @@ func guestToolCheck(gnu bool) string {
 }
 
 // guestPeek says what is at a path, without following a link on the way there.
+// With $1, what a step that was killed has moved aside under that name is put back
+// first, if nothing is in its place.
 const guestPeek = `
 peek() (
-	P=$R; cd "$R" || exit
+	o=$1 P=$R; shift; cd "$R" || exit
 	while [ $# -gt 1 ]; do
 		[ ! -L "./$1" ] || { echo link; exit; }
 		[ -e "./$1" ] || { echo absent; exit; }
@@ -149,6 +153,7 @@ peek() (
 		cd -P -- "./$1" && [ "$PWD" = "$P/$1" ] || { echo link; exit; }
 		P=$PWD; shift
 	done
+	if [ -n "$o" ] && [ ! -e "./$1" ] && [ ! -L "./$1" ] && [ ! -L "./$o" ] && [ -d "./$o" ]; then mv -T -- "./$o" "./$1" || exit 96; fi
 	if [ -L "./$1" ]; then echo link; elif [ -d "./$1" ]; then echo dir; elif [ -f "./$1" ]; then echo file
 	elif [ -e "./$1" ]; then echo other; else echo absent; fi
 )
@@ -163,13 +168,26 @@ func (y *syncer) scratch(name string) string {
 // number of words: it travels as one argument.
 const maxScript = 64 << 10
 
+// asideName is the name of a directory while it is replaced.
+func asideName(remote string) string {
+	return hosttree.OldPrefix + hosttree.ShortName(path.Base(remote))
+}
+
 // begin makes the scratch directory, removes what earlier syncs could not, and
-// looks at the remote side of all mappings. What it returns is whether there is
+// looks at the remote side of all mappings. For SyncIn it puts back what was moved
+// aside, and nobody else may be putting anything in place. What it returns is whether there is
 // gzip, and what is at each path. It may be repeated by itself.
 func (y *syncer) begin(ctx context.Context) (found []string, err error) {
 	var w strings.Builder
 	w.WriteString(guestToolCheck(y.needsGNU()) + guestPeek)
 	w.WriteString(`mkdir -m 755 "$D" 2>/dev/null || [ -d "$D" ] || exit 96` + "\n")
+	if y.plan.dir == syncIn {
+		unlock, err := y.lockCommits(ctx)
+		if err != nil {
+			return nil, err
+		}
+		defer unlock()
+	}
 	left := y.d.leftovers(y.l.scope)
 	for _, id := range left {
 		w.WriteString(`rm -rf -- "$D/sync-` + id + "\"\n")
@@ -187,7 +205,11 @@ func (y *syncer) begin(ctx context.Context) (found []string, err error) {
 	}
 	for _, list := range y.plan.mappings {
 		for _, m := range list {
-			w.WriteString("peek " + guestWords(m.remote) + "\n")
+			aside := "''"
+			if y.plan.dir == syncIn {
+				aside = guestWord(asideName(m.remote))
+			}
+			w.WriteString("peek " + aside + " " + guestWords(m.remote) + " || exit\n")
 			if w.Len() > maxScript {
 				if err := send(); err != nil {
 					return nil, err

@@ -77,9 +77,14 @@ func (m *mapping) fileMode(own fs.FileMode) fs.FileMode {
 	return own.Perm()
 }
 
+// lockCommits keeps the syncs of this driver on one sandbox apart.
+func (y *syncer) lockCommits(ctx context.Context) (unlock func(), err error) {
+	return y.d.commits.Lock(ctx, y.l.scope.origin+"\x00"+y.l.scope.id)
+}
+
 // commit runs the last step of a mapping. Of a sandbox one at a time does.
 func (y *syncer) commit(ctx context.Context, body string) error {
-	unlock, err := y.d.commits.Lock(ctx, y.l.scope.origin+"\x00"+y.l.scope.id)
+	unlock, err := y.lockCommits(ctx)
 	if err != nil {
 		return err
 	}
@@ -393,9 +398,7 @@ func (y *syncer) putNames(ctx context.Context, file string, entries iter.Seq[arc
 // replaceBody puts $T in the place of a directory, from the directory above. What
 // was moved aside by a step that was killed in between is put back before.
 func replaceBody(remote string, mode uint32) string {
-	base := path.Base(remote)
-	aside := ".createos-old." + hosttree.ShortName(base)
-	return "b=" + guestWord("./"+base) + " o=" + guestWord("./"+aside) + fmt.Sprintf(` m=%o
+	return "b=" + guestWord("./"+path.Base(remote)) + " o=" + guestWord("./"+asideName(remote)) + fmt.Sprintf(` m=%o
 if [ ! -e "$b" ] && [ ! -L "$b" ] && [ -d "$o" ]; then mv -T -- "$o" "$b" || exit 96; fi
 rm -rf -- "$o" || exit 96
 [ ! -L "$b" ] || exit 90
