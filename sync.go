@@ -135,9 +135,10 @@ type SyncMapping struct {
 	// it the new directory takes the place of the old as a whole: either is
 	// there, never a mixture. Merged, each file is replaced at once, but when
 	// the sync fails while they are put in place some may be new and some old.
+	// Directories that must not be written to are made writable while it lasts.
 	Merge bool
 	// Delta moves only the files whose size, mode or SHA-256 differs, and
-	// implies Merge.
+	// implies Merge. A file of the target that cannot be read differs.
 	Delta bool
 	// Delete removes from a target directory that is merged into what is not
 	// in the source.

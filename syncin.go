@@ -97,7 +97,7 @@ func (y *syncer) commit(ctx context.Context, body string) error {
 func (y *syncer) remoteIs(ctx context.Context, m *mapping, e archive.Entry, f *os.File) (bool, error) {
 	b := guestWord("./" + path.Base(m.remote))
 	out, err := y.step(ctx, guestDown(m.remote, false, false)+`[ ! -L `+b+` ] || exit 90
-[ -f `+b+` ] || exit 92
+[ -f `+b+` ] && [ -r `+b+` ] || exit 92
 stat -c %a -- `+b+`; told `+b+` || exit 95`)
 	if errors.Is(err, ErrSyncMissing) {
 		return false, nil
@@ -250,7 +250,7 @@ func (y *syncer) sendTree(ctx context.Context, m *mapping, root *os.Root, t *tre
 		if err != nil {
 			return err
 		}
-		body += guestInto(m.remote) + first + guestFit + guestDelete + guestMerge + last + guestDelete + modes +
+		body += guestInto(m.remote) + guestOpen + first + guestFit + guestDelete + guestMerge + last + guestDelete + "shut\n" + modes +
 			fmt.Sprintf("[ -z \"$fresh\" ] || chmod %o . || exit 96\n", t.mode)
 	} else {
 		body += modes + guestDown(m.remote, false, true) + replaceBody(m.remote, t.mode)
@@ -426,6 +426,27 @@ func guestInto(remote string) string {
 	return body + "Q=$PWD\n"
 }
 
+// guestOpen has the functions by which directories that their owner must not change
+// are changed all the same, and get their modes back.
+const guestOpen = `
+open() {
+	if [ -L "$Q/$1" ] || [ ! -d "$Q/$1" ]; then return; fi
+	if [ -r "$Q/$1" ] && [ -w "$Q/$1" ] && [ -x "$Q/$1" ]; then return; fi
+	m=$(stat -c %a -- "$Q/$1") && chmod u+rwx -- "$Q/$1" && printf '%s\0%s\0' "$m" "$1" >>"$S/open.$N"
+}
+shut() { # what lies below first
+	[ -f "$S/open.$N" ] || return 0
+	ms=() es=()
+	while IFS= read -r -d '' m && IFS= read -r -d '' e; do ms+=("$m") es+=("$e"); done <"$S/open.$N"
+	rm -f -- "$S/open.$N"
+	for ((i = ${#es[@]} - 1; i >= 0; i--)); do
+		[ -L "$Q/${es[i]}" ] || [ ! -d "$Q/${es[i]}" ] || chmod "${ms[i]}" -- "$Q/${es[i]}"
+	done
+}
+trap shut EXIT
+open .
+`
+
 // guestFit looks whether all that is in $T finds its place in the directory where
 // the shell is, which is $Q, when what $L names is gone: no directory may meet
 // something else, and nothing else a directory. A directory of $L that holds
@@ -460,6 +481,7 @@ case $x in ./*) T=$Q/${x#./} ;; esac
 cd -- "$T" || exit 96
 find . -type d -print0 | while IFS= read -r -d '' e; do
 	[ -d "$Q/$e" ] || mkdir -- "$Q/$e" || exit 96
+	open "$e"
 	cd -P -- "$Q/$e" && [ "$PWD" = "$Q${e#.}" ] || exit 90
 	find "$T/$e" -mindepth 1 -maxdepth 1 ! -type d -print0 | xargs -0 -r mv -f -t . -- || exit 96
 done || exit
@@ -476,6 +498,12 @@ while IFS= read -r -d '' e; do
 	p=${e%/*} n=./${e##*/}
 	if [ "$p" != "$at" ]; then
 		flush; at=
+		q=. rest=${p#.}
+		while rest=${rest#/}; [ -n "$rest" ]; do
+			q=$q/${rest%%/*}
+			open "$q"
+			case $rest in */*) rest=${rest#*/} ;; *) rest= ;; esac
+		done
 		cd -P -- "$Q/$p" 2>/dev/null || continue
 		[ "$PWD" = "$Q${p#.}" ] || exit 90
 		at=$p

@@ -27,7 +27,7 @@ told "$S/list.%[1]d"
 `
 
 const guestSums = `
-{ find . -mindepth 1 %[2]s -type f -print0 | xargs -0 -r sha256sum -z --; } >"$S/sums.%[1]d" || exit 95
+{ find . -mindepth 1 %[2]s -type f -readable -print0 | xargs -0 -r sha256sum -z --; } >"$S/sums.%[1]d" || exit 95
 told "$S/sums.%[1]d"
 `
 
@@ -282,8 +282,8 @@ func (y *syncer) localTree(ctx context.Context, root *os.Root, m *mapping) (*tre
 	return &tree{entries: l.Entries, skipped: l.Skipped, mode: uint32(info.Mode().Perm())}, nil
 }
 
-// digest fills in the digests of a local tree. A file that changed meanwhile gets
-// none, and so equals nothing.
+// digest fills in the digests of a local tree. A file that changed meanwhile, or must
+// not be read, gets none, and so equals nothing.
 func (t *tree) digest(ctx context.Context, root *os.Root) error {
 	t.sums = make([][sha256.Size]byte, len(t.entries))
 	r := hosttree.NewReader(root)
@@ -297,7 +297,7 @@ func (t *tree) digest(ctx context.Context, root *os.Root) error {
 			return ended(ctx)
 		}
 		sum, err := r.Digest(e, buf)
-		if err != nil && !errors.Is(err, archive.ErrChanged) {
+		if err != nil && !errors.Is(err, archive.ErrChanged) && !errors.Is(err, fs.ErrPermission) {
 			return err
 		}
 		t.sums[i] = sum

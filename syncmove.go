@@ -431,7 +431,7 @@ func (t *tree) equal(i int, to *tree, j int, fileMode uint32) bool {
 	case mode != uint32(b.Mode.Perm()):
 		return false
 	}
-	return a.Kind == archive.Dir || a.Size == b.Size && t.sums[i] == to.sums[j]
+	return a.Kind == archive.Dir || a.Size == b.Size && t.sums[i] == to.sums[j] && t.sums[i] != [sha256.Size]byte{}
 }
 
 // A removal is what Delete removes: what stands in the way of an entry of another

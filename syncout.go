@@ -209,6 +209,9 @@ func finishFile(t *hosttree.Target, f *os.File, e archive.Entry) error {
 // localIs says whether the local file has mode and content of what was pinned.
 func (y *syncer) localIs(ctx context.Context, m *mapping, e archive.Entry, p ready) (bool, error) {
 	f, info, err := hosttree.OpenFile(m.local)
+	if errors.Is(err, fs.ErrPermission) {
+		return false, nil // it can be replaced all the same
+	}
 	if err != nil {
 		return false, err
 	}

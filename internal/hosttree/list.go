@@ -233,6 +233,10 @@ func (l *lister) entry(root *os.Root, base, name string) error {
 	if err := l.add(e); err != nil || e.Kind != archive.Dir {
 		return err
 	}
+	// A target may hold a directory that its owner must not read.
+	if l.o.AllLinks && e.Mode&0o500 != 0o500 && root.Chmod(base, info.Mode()|0o500) == nil {
+		defer func() { _ = root.Chmod(base, info.Mode()) }()
+	}
 	sub, err := openSub(root, base)
 	if err != nil {
 		return err

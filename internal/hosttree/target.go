@@ -10,6 +10,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/createos-lease/createos/internal/archive"
@@ -33,6 +34,9 @@ type Target struct {
 	new, old string // beside base, in parent
 	merge    *os.Root
 	made     bool // the directory that is merged into was not there, and is not filled yet
+	// modes are those that directories of merge get at the end: what the merge
+	// needs was added to them.
+	modes map[string]fs.FileMode
 }
 
 // OpenTarget opens the parent of a path, which must exist, and ends what an
@@ -149,6 +153,8 @@ func (t *Target) StageMerge() (*os.Root, error) {
 	if t.merge, err = openSub(t.parent, t.base); err != nil {
 		return nil, err
 	}
+	t.modes = make(map[string]fs.FileMode)
+	t.unlock(t.merge, ".", ".", 0o700)
 	if err := removeAll(t.merge, t.new); err != nil {
 		return nil, err
 	}
@@ -171,7 +177,7 @@ func (t *Target) Discard() error {
 	if t.merge == nil {
 		return removeAll(t.parent, t.new)
 	}
-	err := removeAll(t.merge, t.new)
+	err := errors.Join(removeAll(t.merge, t.new), t.setModes())
 	if t.made {
 		_ = t.merge.Close() // not every system removes what is open
 		_ = t.parent.Remove(t.base)
@@ -246,14 +252,59 @@ func (t *Target) Merge(ctx context.Context, c Change) (deleted int, err error) {
 		return deleted, err
 	}
 	n, err = t.remove(last)
-	if deleted += n; err != nil || !t.made {
+	if deleted += n; err != nil {
 		return deleted, err
 	}
-	if err := removeAll(t.merge, t.new); err != nil { // which the mode may not allow
+	if err := removeAll(t.merge, t.new); err != nil { // which the modes may not allow
 		return deleted, err
 	}
-	t.made = false
-	return deleted, t.merge.Chmod(".", c.Mode.Perm())
+	for _, e := range c.Put {
+		if e.Kind == archive.Dir {
+			t.modes[e.Name] = e.Mode.Perm()
+		}
+	}
+	if t.made {
+		t.modes["."] = c.Mode.Perm()
+		t.made = false
+	}
+	return deleted, t.setModes()
+}
+
+// unlock adds permissions of the owner to a directory, base in root, if they are
+// missing, until the modes are set.
+func (t *Target) unlock(root *os.Root, base, name string, need fs.FileMode) {
+	info, err := root.Lstat(base)
+	if err != nil || !info.IsDir() || info.Mode()&need == need {
+		return
+	}
+	// If it does not work what needs it fails.
+	if err := root.Chmod(base, info.Mode()|need); err != nil {
+		return
+	}
+	if _, twice := t.modes[name]; !twice {
+		t.modes[name] = info.Mode()
+	}
+}
+
+// setModes gives directories the modes that they are to have, from below: what lies
+// below must still be reachable.
+func (t *Target) setModes() error {
+	var failed error
+	names := slices.Sorted(maps.Keys(t.modes))
+	names = slices.DeleteFunc(names, func(name string) bool { return name == "." })
+	slices.Reverse(names)
+	for _, name := range append(names, ".") {
+		mode, set := t.modes[name]
+		if !set {
+			continue
+		}
+		err := t.merge.Chmod(filepath.FromSlash(name), mode)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			failed = errors.Join(failed, err)
+		}
+	}
+	clear(t.modes)
+	return failed
 }
 
 // apart separates links from the rest.
@@ -319,7 +370,11 @@ func (t *Target) links(ctx context.Context, root *os.Root, at string, into archi
 				return err
 			}
 		case info.IsDir():
+			t.unlock(root, base, name, 0o500)
 			sub, err := openSub(root, base)
+			if errors.Is(err, fs.ErrPermission) {
+				continue // it is another user's
+			}
 			if err != nil {
 				return err
 			}
@@ -334,7 +389,9 @@ func (t *Target) links(ctx context.Context, root *os.Root, at string, into archi
 }
 
 func (t *Target) put(entries []archive.Entry) error {
+	at := ""
 	for _, e := range entries {
+		t.unlockParent(e.Name, &at)
 		name := filepath.FromSlash(e.Name)
 		var err error
 		if e.Kind == archive.Dir {
@@ -348,16 +405,15 @@ func (t *Target) put(entries []archive.Entry) error {
 			return err
 		}
 	}
-	for i := len(entries) - 1; i >= 0; i-- {
-		e := entries[i]
-		if e.Kind != archive.Dir {
-			continue
-		}
-		if err := t.merge.Chmod(filepath.FromSlash(e.Name), e.Mode.Perm()); err != nil {
-			return err
-		}
-	}
 	return nil
+}
+
+// unlockParent lets the directory of a name be changed. at is the last one.
+func (t *Target) unlockParent(name string, at *string) {
+	if dir := path.Dir(name); dir != *at {
+		t.unlock(t.merge, filepath.FromSlash(dir), dir, 0o700)
+		*at = dir
+	}
 }
 
 // fit looks whether all that is put into the directory finds its place, when what is
@@ -419,10 +475,13 @@ func (t *Target) fits(e archive.Entry) error {
 // remove removes entries from the merged directory, what lies below before what
 // lies above. A directory that is not empty stays.
 func (t *Target) remove(names []archive.Entry) (deleted int, err error) {
+	at := ""
 	for i := len(names) - 1; i >= 0; i-- {
 		e := names[i]
+		t.unlockParent(e.Name, &at)
 		switch err := t.merge.Remove(filepath.FromSlash(e.Name)); {
 		case err == nil:
+			delete(t.modes, e.Name)
 			deleted++
 		case errors.Is(err, fs.ErrNotExist), e.Kind == archive.Dir:
 		default:
