@@ -4,6 +4,7 @@ package createos_test
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -533,6 +534,57 @@ func TestSyncIsCancelledAndWaitedFor(t *testing.T) {
 				r.clean()
 			})
 		}
+	}
+}
+
+// A file that takes long to read does not hold up the end of a sync.
+func TestSyncIsCancelledWhileItHashes(t *testing.T) {
+	t.Parallel()
+	const size = 1 << 36 // minutes, if all of it is read
+	file := func(path string) {
+		require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		require.NoError(t, os.WriteFile(path, nil, 0o644))
+		require.NoError(t, os.Truncate(path, size))
+	}
+	told := fmt.Sprintf(`{"status":"success","data":{"result":{"stdout":"644\n%d %x\n","stderr":"","exit_code":0}}}`, int64(size), sha256.Sum256(nil))
+	for name, c := range map[string]struct {
+		out   bool
+		m     createos.SyncMapping
+		reply string
+	}{
+		"dir in":   {false, createos.SyncMapping{Source: "src", Target: "dst", Delta: true}, ""},
+		"dir out":  {true, createos.SyncMapping{Source: "dst", Target: "src", Delta: true}, ""},
+		"file in":  {false, createos.SyncMapping{Source: "src/a", Target: "dst/a", Delta: true}, told},
+		"file out": {true, createos.SyncMapping{Source: "big", Target: "src/a", Delta: true}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newSyncRig(t, createostest.Options{})
+			file(r.local("src/a"))
+			file(r.remote("big"))
+			r.write(r.remote("dst/a"), "a")
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			ended := make(chan time.Time, 1)
+			stop := func() { // once the reply has arrived
+				time.AfterFunc(300*time.Millisecond, func() { ended <- time.Now(); cancel() })
+			}
+			f := createostest.Fault{Route: "POST /v1/sandboxes/{id}/exec", Nth: 2, After: stop}
+			if c.reply != "" {
+				f.Reply = func(int, []byte) (int, []byte) { return 200, []byte(c.reply) }
+			}
+			r.srv.Fail(f)
+			var err error
+			if c.out {
+				c.m.Target = r.local(c.m.Target)
+				_, err = r.out(ctx, c.m)
+			} else {
+				c.m.Source = r.local(c.m.Source)
+				_, err = r.in(ctx, c.m)
+			}
+			require.ErrorIs(t, err, context.Canceled)
+			require.Less(t, time.Since(<-ended), 5*time.Second)
+			r.clean()
+		})
 	}
 }
 

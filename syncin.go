@@ -114,8 +114,10 @@ stat -c %a -- `+b+`; told `+b+` || exit 95`)
 		return false, nil
 	}
 	s := y.newSource(io.NewSectionReader(f, 0, e.Size), newSHA256(), e.Size, 0)
-	if n, err := io.Copy(io.Discard, struct{ io.Reader }{s}); err != nil || n != e.Size {
-		return false, errors.Join(err, archive.ErrChanged)
+	if n, err := readAll(ctx, s); err != nil {
+		return false, err
+	} else if n != e.Size {
+		return false, archive.ErrChanged
 	}
 	sum, err := there.sum()
 	return err == nil && sum == s.hash.text(), err

@@ -293,14 +293,23 @@ func (t *tree) digest(ctx context.Context, root *os.Root) error {
 		if e.Kind != archive.File {
 			continue
 		}
+		sum, err := r.Digest(ctx, e, buf)
 		if ctx.Err() != nil {
 			return ended(ctx)
 		}
-		sum, err := r.Digest(e, buf)
 		if err != nil && !errors.Is(err, archive.ErrChanged) && !errors.Is(err, fs.ErrPermission) {
 			return err
 		}
 		t.sums[i] = sum
 	}
 	return nil
+}
+
+// readAll reads r, for those who look at what passes, to its end or that of ctx.
+func readAll(ctx context.Context, r io.Reader) (int64, error) {
+	n, err := io.Copy(io.Discard, hosttree.Until(ctx, r))
+	if ctx.Err() != nil {
+		err = ended(ctx)
+	}
+	return n, err
 }

@@ -220,7 +220,7 @@ func (y *syncer) localIs(ctx context.Context, m *mapping, e archive.Entry, p rea
 		return false, nil
 	}
 	s := y.newSource(io.NewSectionReader(f, 0, e.Size), newSHA256(), e.Size, 0)
-	if _, err := io.Copy(io.Discard, struct{ io.Reader }{s}); err != nil {
+	if _, err := readAll(ctx, s); err != nil {
 		return false, err
 	}
 	out, err := y.step(ctx, `told "$S/`+p.file.name+`" || exit 95`)

@@ -355,8 +355,23 @@ func (r *Reader) of(dir string) (*os.Root, error) {
 	return next, nil
 }
 
+// Until reads from r until ctx ends.
+func Until(ctx context.Context, r io.Reader) io.Reader { return &until{ctx, r} }
+
+type until struct {
+	ctx context.Context
+	r   io.Reader
+}
+
+func (u *until) Read(p []byte) (int, error) {
+	if err := u.ctx.Err(); err != nil {
+		return 0, err
+	}
+	return u.r.Read(p)
+}
+
 // Digest is the SHA-256 of a file. buf is for reading.
-func (r *Reader) Digest(e archive.Entry, buf []byte) (sum [sha256.Size]byte, err error) {
+func (r *Reader) Digest(ctx context.Context, e archive.Entry, buf []byte) (sum [sha256.Size]byte, err error) {
 	if e.Size < int64(len(buf)) {
 		return r.digestSmall(e, buf)
 	}
@@ -366,7 +381,7 @@ func (r *Reader) Digest(e archive.Entry, buf []byte) (sum [sha256.Size]byte, err
 	}
 	defer f.Close()
 	h := sha256.New()
-	if _, err := io.CopyBuffer(struct{ io.Writer }{h}, struct{ io.Reader }{f}, buf); err != nil {
+	if _, err := io.CopyBuffer(struct{ io.Writer }{h}, Until(ctx, f), buf); err != nil {
 		return sum, err
 	}
 	h.Sum(sum[:0])

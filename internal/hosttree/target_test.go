@@ -187,18 +187,18 @@ func TestReaderNoticesWhatChanged(t *testing.T) {
 	buf := make([]byte, 100)
 	for _, size := range []int64{3, 5, 200} {
 		e := archive.Entry{Name: "d/f", Kind: archive.File, Size: size}
-		_, err := r.Digest(e, buf)
+		_, err := r.Digest(t.Context(), e, buf)
 		require.ErrorIs(t, err, archive.ErrChanged)
 		_, err = r.Open(e)
 		require.ErrorIs(t, err, archive.ErrChanged)
 	}
 	for _, n := range []int{4, 100, 5000} { // with one read, and with several
 		write(t, filepath.Join(dir, "d/f"), strings.Repeat("x", n))
-		sum, err := r.Digest(archive.Entry{Name: "d/f", Kind: archive.File, Size: int64(n)}, buf)
+		sum, err := r.Digest(t.Context(), archive.Entry{Name: "d/f", Kind: archive.File, Size: int64(n)}, buf)
 		require.NoError(t, err)
 		require.NotZero(t, sum)
 	}
-	_, err = r.Digest(archive.Entry{Name: "d/gone", Kind: archive.File}, buf)
+	_, err = r.Digest(t.Context(), archive.Entry{Name: "d/gone", Kind: archive.File}, buf)
 	require.ErrorIs(t, err, archive.ErrChanged)
 }
 
@@ -222,9 +222,9 @@ func TestReaderNoticesALink(t *testing.T) {
 		e := archive.Entry{Name: name, Kind: archive.File, Size: 4}
 		_, err := r.Open(e)
 		require.ErrorIs(t, err, archive.ErrChanged, name)
-		_, err = r.Digest(e, buf)
+		_, err = r.Digest(t.Context(), e, buf)
 		require.ErrorIs(t, err, archive.ErrChanged, name)
 	}
-	_, err = r.Digest(archive.Entry{Name: "x/sub/a", Kind: archive.File, Size: 4}, buf)
+	_, err = r.Digest(t.Context(), archive.Entry{Name: "x/sub/a", Kind: archive.File, Size: 4}, buf)
 	require.NoError(t, err)
 }
