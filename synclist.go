@@ -40,6 +40,13 @@ done >"$S/follow.%[1]d" || exit 95
 told "$S/follow.%[1]d"
 `
 
+// listLimit bounds the lists of a tree, which are held in memory: many long names
+// are no tree that anybody has.
+func (p *syncPlan) listLimit() int64 {
+	const fixed, each = 1 << 20, 512
+	return fixed + each*min(int64(p.limits.Entries), 1<<50)
+}
+
 // remoteTree lists a directory of the workspace. One that does not exist is an
 // empty tree if that is allowed.
 func (y *syncer) remoteTree(ctx context.Context, m *mapping, sums, mayMiss bool) (*tree, []archive.Entry, error) {
@@ -78,6 +85,9 @@ func (y *syncer) remoteTree(ctx context.Context, m *mapping, sums, mayMiss bool)
 		if err != nil {
 			return nil, nil, err
 		}
+		if f.size > y.plan.listLimit() {
+			return nil, nil, ErrSyncLimit
+		}
 		err = y.fetch(ctx, f, func(r io.Reader) (err error) {
 			b := bufio.NewReaderSize(r, 64<<10)
 			switch names[i] {
@@ -100,11 +110,11 @@ func (y *syncer) remoteTree(ctx context.Context, m *mapping, sums, mayMiss bool)
 // readList reads a listing. The tree is then sorted, and without what is excluded
 // or cannot travel.
 func (y *syncer) readList(r *bufio.Reader, m *mapping, t *tree) error {
-	line, err := r.ReadString('\n')
+	line, err := r.ReadSlice('\n') // of the reader's buffer at most
 	if err != nil {
 		return refusedList(err)
 	}
-	mode, err := strconv.ParseUint(strings.TrimSuffix(line, "\n"), 8, 12)
+	mode, err := strconv.ParseUint(string(line[:len(line)-1]), 8, 12)
 	if err != nil {
 		return refusedList(err)
 	}
@@ -150,10 +160,10 @@ func (y *syncer) readEntries(r *bufio.Reader, skipped *[]hosttree.Skip) ([]archi
 	var list []archive.Entry
 	var bytes int64
 	for n := 1; ; n++ {
-		kind, err := r.ReadString(0)
-		if err == io.EOF && kind == "" {
+		if _, err := r.Peek(1); err == io.EOF {
 			return list, distinct(list, skipped)
 		}
+		kind, err := readField(r)
 		var fields [5]string
 		for i := range fields {
 			if err == nil {
@@ -172,8 +182,11 @@ func (y *syncer) readEntries(r *bufio.Reader, skipped *[]hosttree.Skip) ([]archi
 			return nil, ErrSyncLimit
 		}
 		reason := archive.CheckName(e.Name, MaxSyncPath)
-		if e.Kind == 0 {
+		switch {
+		case e.Kind == 0:
 			reason = "is neither file, directory nor symbolic link"
+		case len(e.Target) > MaxSyncPath && y.plan.dir == syncOut: // of a target all links count
+			reason = "is a symbolic link with a target above the limit"
 		}
 		switch {
 		case reason == "":
@@ -218,14 +231,17 @@ func distinct(list []archive.Entry, skipped *[]hosttree.Skip) error {
 	return nil
 }
 
-// readField reads one field of at most a path's length.
+// readField reads one field, which is of the reader's buffer at most.
 func readField(r *bufio.Reader) (string, error) {
-	field, err := r.ReadSlice(0) // of the reader's buffer at most
+	field, err := r.ReadSlice(0)
 	if err != nil {
 		return "", err
 	}
 	return string(field[:len(field)-1]), nil
 }
+
+// pathMax is the longest target of a link that Linux has.
+const pathMax = 4096
 
 func entryOfFields(kind string, fields [5]string) (e archive.Entry, ok bool) {
 	mode, err1 := strconv.ParseUint(fields[0], 8, 12)
@@ -234,12 +250,15 @@ func entryOfFields(kind string, fields [5]string) (e archive.Entry, ok bool) {
 	at, err3 := strconv.ParseInt(second, 10, 64)
 	e = archive.Entry{Name: fields[4], Mode: fs.FileMode(mode).Perm(), ModTime: at}
 	switch kind {
-	case "f\x00":
+	case "f":
 		e.Kind, e.Size = archive.File, size
-	case "d\x00":
+	case "d":
 		e.Kind = archive.Dir
-	case "l\x00":
+	case "l":
 		e.Kind, e.Target = archive.Link, fields[3]
+		if e.Target == "" || len(e.Target) > pathMax {
+			return e, false
+		}
 	}
 	return e, err1 == nil && err2 == nil && err3 == nil && size >= 0 && e.Name != ""
 }

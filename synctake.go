@@ -211,7 +211,25 @@ func (y *syncer) readUnit(u *unit, out string) (ready, error) {
 		return y.readPin(u.number, out)
 	}
 	f, err := toldFile(u.name(), out)
+	if err == nil && f.size > u.packed() {
+		err = ErrSyncChanged // a file grew, or it is a lie
+	}
 	return ready{file: f}, err
+}
+
+// packed is the most that the sandbox can make of a unit: tar may take a header
+// more for a long name, and one for a time, and fills up the last record; gzip
+// adds a little to what it cannot compress.
+func (u *unit) packed() int64 {
+	const headers, record = 5 * 512, 20 * 512
+	size := int64(2 * record)
+	for _, e := range u.entries {
+		size += headers + int64(len(e.Name)) + e.Size
+	}
+	if u.gzip {
+		size += size/1000 + 1024
+	}
+	return size
 }
 
 // takeLarge fetches one file into the tree.
@@ -262,7 +280,7 @@ func (y *syncer) takePack(ctx context.Context, to *archive.Tree, u *unit, p read
 		err = to.Drop(got...)
 		got = nil
 		if err == nil {
-			err = addArchive(to, r, u.gzip)
+			err = addArchive(to, r, u)
 		}
 		if err != nil {
 			got = nil
@@ -283,13 +301,13 @@ func (y *syncer) takePack(ctx context.Context, to *archive.Tree, u *unit, p read
 
 // addArchive adds an archive that may be compressed. What it grows to is bounded
 // by what was asked for.
-func addArchive(to *archive.Tree, r io.Reader, compressed bool) error {
-	if !compressed {
+func addArchive(to *archive.Tree, r io.Reader, u *unit) error {
+	if !u.gzip {
 		return to.Add(r)
 	}
 	z, err := gzip.NewReader(r)
 	if err == nil {
-		err = to.Add(z)
+		err = to.Add(io.LimitReader(z, u.packed()))
 	}
 	if errors.Is(err, gzip.ErrHeader) || errors.Is(err, gzip.ErrChecksum) {
 		err = &archive.RefusedError{Reason: "is not compressed as was asked for"}
