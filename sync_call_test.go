@@ -648,6 +648,30 @@ func TestSyncRemovesLateWhatItCouldNotRemove(t *testing.T) {
 	r.clean()
 }
 
+// However many syncs have failed before: what they may have left does not make the
+// script of the next one too long.
+func TestSyncWorksAfterManyThatFailed(t *testing.T) {
+	t.Parallel()
+	r := newSyncRig(t, createostest.Options{}, func(c *createos.DriverConfig) { c.Budget = createos.NewBudget(100_000) })
+	r.write(r.local("f"), "f")
+	m := createos.SyncMapping{Source: r.local("f"), Target: "f"}
+	r.srv.Fail(createostest.Fault{Route: "POST /v1/sandboxes/{id}/exec", Body: `{"status":"success","data":{"result":{"stdout":"","stderr":"","exit_code":92}}}`})
+	for range 1000 {
+		_, err := r.in(t.Context(), m)
+		require.ErrorIs(t, err, createos.ErrSyncMissing)
+	}
+	var body int64
+	for _, q := range r.srv.Requests() {
+		body = max(body, q.BodyBytes)
+	}
+	require.Less(t, body, int64(32<<10))
+	r.srv.ClearFaults()
+	res, err := r.in(t.Context(), m)
+	require.NoError(t, err)
+	require.Empty(t, res.Warnings)
+	r.clean()
+}
+
 // Nobody knows the scratch directory of a host that died. It is removed once no sync
 // can be at work in it any more, and not before.
 func TestSyncRemovesWhatADeadHostLeft(t *testing.T) {

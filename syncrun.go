@@ -267,10 +267,15 @@ func (d *Driver) leftovers(s scope) []string {
 	return append([]string(nil), d.scratch[s]...)
 }
 
+// maxLeftovers is how many of them are known of a lease: their removal is part of
+// one script. Older ones go like those of a host that died; see guestStale.
+const maxLeftovers = 100
+
 func (d *Driver) leaveOver(s scope, id string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.scratch[s] = append(d.scratch[s], id)
+	list := append(d.scratch[s], id)
+	d.scratch[s] = slices.Clone(list[max(0, len(list)-maxLeftovers):])
 }
 
 // forgetLeftovers forgets those that were removed; others may have come meanwhile.
