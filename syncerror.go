@@ -96,12 +96,13 @@ var errHostFiles = errors.New("createos: file system of this machine")
 // hostError makes of an error of this machine's file system one without paths.
 func hostError(err error) error {
 	var refused *archive.RefusedError
-	var own *syncCause
-	switch {
-	case err == nil:
-		return nil
-	case errors.As(err, &own):
+	switch several := err.(type) {
+	case nil, *syncCause:
 		return err
+	case interface{ Unwrap() []error }:
+		return hostErrors(several.Unwrap(), err)
+	}
+	switch {
 	case errors.As(err, &refused):
 		kind := ErrSyncRefused
 		if refused.IsLimit() {
@@ -118,6 +119,20 @@ func hostError(err error) error {
 		return ErrSyncChanged
 	}
 	return scrubHost(err)
+}
+
+// hostErrors does so with each of several errors that were joined: one of ours does
+// not make the others harmless.
+func hostErrors(parts []error, all error) error {
+	safe, same := make([]error, len(parts)), true
+	for i, err := range parts {
+		safe[i] = hostError(err)
+		same = same && errors.Is(safe[i], err)
+	}
+	if same {
+		return all
+	}
+	return errors.Join(safe...)
 }
 
 // scrubHost keeps what can be matched of an error that may name paths; what is

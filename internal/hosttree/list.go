@@ -6,7 +6,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"errors"
-	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -321,11 +320,10 @@ func (r *Reader) open(e archive.Entry) (*os.File, fs.FileInfo, error) {
 // changed names the error of a file that is not there any more, or something else
 // now, or behind a link.
 func changed(err error) error {
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return fmt.Errorf("%w: %w", archive.ErrChanged, err)
-	case errors.Is(err, ErrIsLink), errors.Is(err, ErrNotDir), errors.Is(err, ErrNotFile):
-		return archive.ErrChanged
+	for _, gone := range []error{fs.ErrNotExist, ErrIsLink, ErrNotDir, ErrNotFile} {
+		if errors.Is(err, gone) {
+			return archive.ErrChanged
+		}
 	}
 	return err
 }
