@@ -141,7 +141,8 @@ type SyncMapping struct {
 	// implies Merge. A file of the target that cannot be read differs.
 	Delta bool
 	// Delete removes from a target directory that is merged into what is not
-	// in the source.
+	// in the source, of any kind. A directory in which something excluded is
+	// left stays.
 	Delete bool
 }
 
@@ -186,7 +187,7 @@ type SyncOperationResult struct {
 	ID string
 	// Files and Bytes are the files that were moved and their content,
 	// Unchanged the files that Delta did not have to move, Deleted what
-	// Delete removed.
+	// Delete removed: files, directories and whatever else there was.
 	Files, Unchanged, Deleted int
 	Bytes                     int64
 	// Skipped names what was left out, though not excluded, and why; the first

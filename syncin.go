@@ -42,9 +42,13 @@ func (y *syncer) inFile(ctx context.Context, m *mapping, r *SyncOperationResult)
 	}
 	y.phase(m, SyncScan, nil)
 	if m.Delta {
-		if same, err := y.remoteIs(ctx, m, e, f); err != nil || same {
-			r.Unchanged++
+		same, err := y.remoteIs(ctx, m, e, f)
+		if err != nil {
 			return err
+		}
+		if same {
+			r.Unchanged++
+			return nil
 		}
 	}
 	y.phase(m, SyncTransfer, []archive.Entry{e})
@@ -61,7 +65,7 @@ func (y *syncer) inFile(ctx context.Context, m *mapping, r *SyncOperationResult)
 [ ! -L ` + b + ` ] || exit 90
 [ ! -d ` + b + ` ] || exit 93
 mv -f -T -- "$x" ` + b + ` || exit 96`
-	if err := y.commit(ctx, body); err != nil {
+	if _, err := y.commit(ctx, body); err != nil {
 		return err
 	}
 	r.Files++
@@ -83,14 +87,13 @@ func (y *syncer) lockCommits(ctx context.Context) (unlock func(), err error) {
 }
 
 // commit runs the last step of a mapping. Of a sandbox one at a time does.
-func (y *syncer) commit(ctx context.Context, body string) error {
+func (y *syncer) commit(ctx context.Context, body string) (string, error) {
 	unlock, err := y.lockCommits(ctx)
 	if err != nil {
-		return err
+		return "", err
 	}
 	defer unlock()
-	_, err = y.step(ctx, body)
-	return err
+	return y.step(ctx, body)
 }
 
 // remoteIs says whether a file of the workspace has mode and content of e.
@@ -182,14 +185,15 @@ func (y *syncer) inDir(ctx context.Context, m *mapping, r *SyncOperationResult) 
 		}
 	}
 	if !m.Merge || there.absent || len(send)+remove.count() > 0 {
-		if err := y.sendTree(ctx, m, root, t, send, remove); err != nil {
+		deleted, err := y.sendTree(ctx, m, root, t, send, remove)
+		if err != nil {
 			return err
 		}
+		r.Deleted += deleted
 	}
 	r.moved(send)
 	r.skipped(m, t.skipped)
 	r.Unchanged += same
-	r.Deleted += remove.count()
 	return nil
 }
 
@@ -215,12 +219,12 @@ func (y *syncer) compared(ctx context.Context, m *mapping, t *tree, root *os.Roo
 }
 
 // sendTree sends entries and puts them in place.
-func (y *syncer) sendTree(ctx context.Context, m *mapping, root *os.Root, t *tree, send []archive.Entry, remove removal) error {
+func (y *syncer) sendTree(ctx context.Context, m *mapping, root *os.Root, t *tree, send []archive.Entry, remove removal) (deleted int, err error) {
 	y.phase(m, SyncTransfer, send)
 	top := y.number()
 	into := fmt.Sprintf(`"$S/tree.%d"`, top)
 	if err := y.sendUnits(ctx, m, root, send, top); err != nil {
-		return err
+		return 0, err
 	}
 	// Directories keep a mode with which they can be filled, and get their own
 	// from a last archive: for all in the place that is merged into, which
@@ -237,20 +241,19 @@ func (y *syncer) sendTree(ctx context.Context, m *mapping, root *os.Root, t *tre
 		if m.Merge {
 			dest = `"$Q"`
 		}
-		var err error
 		if modes, err = y.sendPack(ctx, &unit{number: y.number(), entries: dirs}, nil, dest); err != nil {
-			return err
+			return 0, err
 		}
 	}
 	body := "T=" + into + "\nmkdir -p \"$T\" || exit 96\n"
 	if m.Merge {
 		first, err := y.deleteList(ctx, remove.first)
 		if err != nil {
-			return err
+			return 0, err
 		}
 		last, err := y.deleteList(ctx, remove.last)
 		if err != nil {
-			return err
+			return 0, err
 		}
 		body += guestInto(m.remote) + guestOpen + first + guestFit + guestDelete + guestMerge + last + guestDelete + "shut\n" + modes +
 			fmt.Sprintf("[ -z \"$fresh\" ] || chmod %o . || exit 96\n", t.mode)
@@ -258,7 +261,18 @@ func (y *syncer) sendTree(ctx context.Context, m *mapping, root *os.Root, t *tre
 		body += modes + guestDown(m.remote, false, true) + replaceBody(m.remote, t.mode)
 	}
 	y.phase(m, SyncCommit, send)
-	return y.commit(ctx, body)
+	out, err := y.commit(ctx, body)
+	if err != nil {
+		return 0, err
+	}
+	for _, n := range strings.Fields(out) { // of each guestDelete
+		gone, err := strconv.Atoi(n)
+		if err != nil || gone < 0 || gone > remove.count() {
+			return 0, ErrSyncStep
+		}
+		deleted += gone
+	}
+	return min(deleted, remove.count()), nil
 }
 
 // deleteList uploads names and returns the line that makes $L the list of them.
@@ -491,10 +505,10 @@ case $x in ./*) rm -rf -- "$T" ;; esac
 cd -- "$Q" || exit 96
 `
 
-// guestDelete removes what the list $L names below $Q, from the bottom up. A
-// directory that is not empty stays.
+// guestDelete removes what the list $L names below $Q, from the bottom up, and
+// prints how much that was. A directory that is not empty stays.
 const guestDelete = `
-at= v=()
+at= v=() gone=0
 flush() { [ ${#v[@]} -eq 0 ] || rm -f -- "${v[@]}" || exit 96; v=(); }
 while IFS= read -r -d '' e; do
 	p=${e%/*} n=./${e##*/}
@@ -510,9 +524,11 @@ while IFS= read -r -d '' e; do
 		[ "$PWD" = "$Q${p#.}" ] || exit 90
 		at=$p
 	fi
-	if [ -d "$n" ] && [ ! -L "$n" ]; then flush; rmdir -- "$n" 2>/dev/null; continue; fi
-	v+=("$n"); [ ${#v[@]} -lt 500 ] || flush
+	if [ -d "$n" ] && [ ! -L "$n" ]; then flush; rmdir -- "$n" 2>/dev/null && gone=$((gone + 1)); continue; fi
+	[ -e "$n" ] || [ -L "$n" ] || continue
+	v+=("$n") gone=$((gone + 1)); [ ${#v[@]} -lt 500 ] || flush
 done <"$L"
 flush
+echo "$gone"
 cd -- "$Q" || exit 96
 `

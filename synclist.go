@@ -183,9 +183,10 @@ func (y *syncer) readEntries(r *bufio.Reader, skipped *[]hosttree.Skip) ([]archi
 		}
 		reason := archive.CheckName(e.Name, MaxSyncPath)
 		switch {
-		case e.Kind == 0:
+		case reason != "" || y.plan.dir == syncIn: // of a target all counts: it may have to go
+		case e.Kind == archive.Other:
 			reason = "is neither file, directory nor symbolic link"
-		case len(e.Target) > MaxSyncPath && y.plan.dir == syncOut: // of a target all links count
+		case len(e.Target) > MaxSyncPath:
 			reason = "is a symbolic link with a target above the limit"
 		}
 		switch {
@@ -292,7 +293,7 @@ func (y *syncer) localTree(ctx context.Context, root *os.Root, m *mapping) (*tre
 		return nil, err
 	}
 	l, err := hosttree.List(ctx, root, hosttree.ListOptions{
-		Exclude: m.excludes, Limits: y.plan.limits, AllLinks: y.plan.dir == syncOut,
+		Exclude: m.excludes, Limits: y.plan.limits, All: y.plan.dir == syncOut,
 	})
 	if err != nil {
 		return nil, err

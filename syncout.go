@@ -151,9 +151,13 @@ func (y *syncer) outFile(ctx context.Context, m *mapping, t *hosttree.Target, r 
 	}
 	e := archive.Entry{Name: "file", Kind: archive.File, Size: p.file.size, Mode: m.fileMode(p.mode), ModTime: p.at}
 	if m.Delta && kind == archive.File {
-		if same, err := y.localIs(ctx, m, e, p); err != nil || same {
-			r.Unchanged++
+		same, err := y.localIs(ctx, m, e, p)
+		if err != nil {
 			return err
+		}
+		if same {
+			r.Unchanged++
+			return nil
 		}
 	}
 	y.phase(m, SyncTransfer, []archive.Entry{e})

@@ -50,10 +50,10 @@ func (d *Driver) newSyncer(env Environment, l *lessee, plan *syncPlan, res *Sync
 
 // run does all operations and removes what it leaves.
 func (y *syncer) run(ctx context.Context) error {
+	defer y.meter.stop()
 	if len(y.plan.ops) == 0 {
 		return nil
 	}
-	defer y.meter.stop()
 	defer func() { y.cleanUp(ctx) }() // before the meter: a report that blocks must not hold it up
 	err := y.operations(ctx)
 	if err == nil {

@@ -239,8 +239,10 @@ func (y *syncer) takeLarge(ctx context.Context, to *archive.Tree, e archive.Entr
 	}
 	e.Mode, e.ModTime = p.mode, p.at
 	added := false
-	return y.fetch(ctx, p.file, func(r io.Reader) error {
-		done := y.attempt(to)
+	back := func() {}
+	err := y.fetch(ctx, p.file, func(r io.Reader) error {
+		back()
+		back = y.counted(to)
 		var err error
 		if added {
 			err = to.Drop(e)
@@ -249,9 +251,12 @@ func (y *syncer) takeLarge(ctx context.Context, to *archive.Tree, e archive.Entr
 			err = to.AddFile(e, r)
 		}
 		added = err == nil
-		done(err)
 		return err
 	})
+	if err != nil {
+		back()
+	}
+	return err
 }
 
 // takePack fetches an archive into the tree. Only what was asked for may be in
@@ -275,8 +280,10 @@ func (y *syncer) takePack(ctx context.Context, to *archive.Tree, u *unit, p read
 	}
 	defer func() { to.Admit = nil }()
 	began := time.Now()
+	back := func() {}
 	err := y.fetch(ctx, p.file, func(r io.Reader) (err error) {
-		done := y.attempt(to)
+		back()
+		back = y.counted(to)
 		err = to.Drop(got...)
 		got = nil
 		if err == nil {
@@ -285,9 +292,11 @@ func (y *syncer) takePack(ctx context.Context, to *archive.Tree, u *unit, p read
 		if err != nil {
 			got = nil
 		}
-		done(err)
 		return err
 	})
+	if err != nil {
+		back()
+	}
 	y.timed(p.file.size, began)
 	var refused *archive.RefusedError
 	switch {
@@ -317,8 +326,9 @@ func addArchive(to *archive.Tree, r io.Reader, u *unit) error {
 
 const reasonChanged = "is of another size than before"
 
-// attempt counts what is written to the tree, and takes it back if it fails.
-func (y *syncer) attempt(to *archive.Tree) (done func(error)) {
+// counted counts what is written to the tree from now on. back takes that back: an
+// attempt may fail after all of it was written.
+func (y *syncer) counted(to *archive.Tree) (back func()) {
 	var bytes int64
 	var files int
 	to.Progress = func(b int64, f int) {
@@ -326,9 +336,5 @@ func (y *syncer) attempt(to *archive.Tree) (done func(error)) {
 		files += f
 		y.meter.add(b, f)
 	}
-	return func(err error) {
-		if err != nil {
-			y.meter.add(-bytes, -files)
-		}
-	}
+	return func() { y.meter.add(-bytes, -files) }
 }

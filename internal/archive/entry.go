@@ -19,9 +19,10 @@ import (
 // A Kind is what an entry is.
 type Kind byte
 
-// The kinds of entries that travel.
+// The kinds of entries.
 const (
-	File Kind = iota + 1
+	Other Kind = iota // a FIFO, socket or device: these do not travel
+	File
 	Dir
 	Link // a symbolic link
 )

@@ -48,9 +48,9 @@ type ListOptions struct {
 	// Exclude leaves something out, with all that is below it.
 	Exclude func(name string, dir bool) bool
 	Limits  archive.Limits
-	// AllLinks lists links that lead out of the tree as well: for a tree in
-	// which they may have to be removed.
-	AllLinks bool
+	// All lists links that lead out of the tree as well, and what does not
+	// travel: for a tree in which they may have to be removed.
+	All bool
 }
 
 // OpenDir opens a directory that must not be a symbolic link itself. Links
@@ -146,13 +146,14 @@ func openRegular(root *os.Root, name string) (*os.File, fs.FileInfo, error) {
 }
 
 // List lists the tree of root. Links are listed as links, if they stay in the
-// tree or all are asked for; others, and what is neither file nor directory, are skipped.
+// tree; others, and what is neither file nor directory, are skipped, unless all
+// are asked for.
 func List(ctx context.Context, root *os.Root, o ListOptions) (*Listing, error) {
 	l := &lister{ctx: ctx, o: o}
 	if err := l.dir(root, "."); err != nil {
 		return nil, err
 	}
-	if !o.AllLinks {
+	if !o.All {
 		l.Entries, l.Skipped = DropLinks(l.Entries, l.Skipped)
 	}
 	return &l.Listing, nil
@@ -225,7 +226,7 @@ func (l *lister) entry(root *os.Root, base, name string) error {
 		if e.Target, err = root.Readlink(base); err != nil {
 			return err
 		}
-	default:
+	case !l.o.All:
 		l.skip(name, "is neither file, directory nor symbolic link")
 		return nil
 	}
@@ -233,7 +234,7 @@ func (l *lister) entry(root *os.Root, base, name string) error {
 		return err
 	}
 	// A target may hold a directory that its owner must not read.
-	if l.o.AllLinks && e.Mode&0o500 != 0o500 && root.Chmod(base, info.Mode()|0o500) == nil {
+	if l.o.All && e.Mode&0o500 != 0o500 && root.Chmod(base, info.Mode()|0o500) == nil {
 		defer func() { _ = root.Chmod(base, info.Mode()) }()
 	}
 	sub, err := openSub(root, base)

@@ -162,7 +162,7 @@ func TestListLeavesOutWhatLeadsOut(t *testing.T) {
 	listed, skipped := list(hosttree.ListOptions{})
 	require.Equal(t, []string{"a", "a/f", "a/up", "in"}, listed)
 	require.ElementsMatch(t, []string{"a/out", "abs", "out"}, skipped)
-	listed, skipped = list(hosttree.ListOptions{AllLinks: true, Exclude: func(name string, _ bool) bool { return name == "abs" }})
+	listed, skipped = list(hosttree.ListOptions{All: true, Exclude: func(name string, _ bool) bool { return name == "abs" }})
 	require.Equal(t, []string{"a", "a/f", "a/out", "a/up", "in", "out"}, listed)
 	require.Empty(t, skipped)
 
