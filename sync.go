@@ -27,6 +27,8 @@ const (
 	// MaxSyncFile is what the provider takes, and is asked for, as one file,
 	// in bytes. Larger ones travel in parts.
 	MaxSyncFile = 500 << 20
+	// minSyncFile holds an archive of whatever entry has the longest name.
+	minSyncFile = 64 << 10
 	// MaxSyncSkips is how many skipped entries a result names.
 	MaxSyncSkips = 1000
 	// maxSyncMappings bounds the mappings of one call.
@@ -52,7 +54,8 @@ type Sync struct {
 	MaxEntries int
 	// MaxFile is the largest file that travels in one piece, in bytes. 0 means
 	// MaxSyncFile, which is the provider's limit; another value is for
-	// deployments that have another limit.
+	// deployments that have another limit, and is 64 KiB or more. Archives of
+	// small files and lists keep to it as well.
 	MaxFile int64
 	// StrongDigests compares large files by SHA-256 too, and not by CRC-32. In
 	// a sandbox without openssl that can take longer than moving them.

@@ -64,7 +64,7 @@ func TestSyncRefusesImpossibleMappings(t *testing.T) {
 	for field, s := range map[string]createos.Sync{
 		"Sync.MaxBytes":    {MaxBytes: -1},
 		"Sync.MaxEntries":  {MaxEntries: -1},
-		"Sync.MaxFile":     {MaxFile: -1},
+		"Sync.MaxFile":     {MaxFile: 1<<16 - 1},
 		"Sync.Compression": {Compression: "zstd"},
 		"Sync.Operations":  {Operations: []createos.SyncOperation{{Mappings: make([]createos.SyncMapping, 1001)}}},
 	} {
@@ -346,6 +346,39 @@ func TestSyncSplitsLargeFiles(t *testing.T) {
 }
 
 // Large files in a tree go by themselves, in both directions.
+// Whatever is sent keeps to the limit of a file: archives and lists of names too.
+func TestSyncKeepsArchivesBelowMaxFile(t *testing.T) {
+	t.Parallel()
+	const limit = 1 << 16
+	r := newSyncRig(t, createostest.Options{MaxFileBytes: limit})
+	for i := range 5 {
+		fill(t, r.local(fmt.Sprintf("src/small%d", i)), 30_000)
+	}
+	long := strings.Repeat("n", 200)
+	for i := range 100 { // with their headers they need more than one archive
+		r.write(r.local(fmt.Sprintf("src/d%d/%s", i, long)), "x")
+	}
+	fill(t, r.local("src/just"), limit-1024)
+	fill(t, r.local("src/large"), 3*limit)
+	for _, merge := range []bool{false, true} {
+		s := syncOf(createos.SyncMapping{Source: r.local("src"), Target: fmt.Sprint("dst", merge), Merge: merge, Delete: merge})
+		s.MaxFile = limit
+		for i := range 400 {
+			r.write(r.remote(fmt.Sprintf("dst%v/old/%d%s", merge, i, long)), "gone")
+		}
+		res, err := r.driver.SyncIn(t.Context(), r.env, r.lease, s)
+		require.NoError(t, err)
+		require.Equal(t, 107, res.Operations[0].Files)
+		require.Equal(t, snapshot(t, r.local("src")), snapshot(t, r.remote(fmt.Sprint("dst", merge))))
+		s.Operations = syncOf(createos.SyncMapping{Source: fmt.Sprint("dst", merge), Target: r.local("back"), Merge: merge}).Operations
+		res, err = r.driver.SyncOut(t.Context(), r.env, r.lease, s)
+		require.NoError(t, err)
+		require.Equal(t, 107, res.Operations[0].Files)
+		require.Equal(t, snapshot(t, r.local("src")), snapshot(t, r.local("back")))
+	}
+	r.clean()
+}
+
 func TestSyncTreeWithLargeFiles(t *testing.T) {
 	t.Parallel()
 	r := newSyncRig(t, createostest.Options{})

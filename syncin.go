@@ -236,14 +236,16 @@ func (y *syncer) sendTree(ctx context.Context, m *mapping, root *os.Root, t *tre
 		}
 	}
 	modes := ""
-	if len(dirs) > 0 {
-		dest := into
-		if m.Merge {
-			dest = `"$Q"`
-		}
-		if modes, err = y.sendPack(ctx, &unit{number: y.number(), entries: dirs}, nil, dest); err != nil {
+	dest := into
+	if m.Merge {
+		dest = `"$Q"`
+	}
+	for u := range y.cut(slices.Values(dirs), false) {
+		text, err := y.sendPack(ctx, u, nil, dest)
+		if err != nil {
 			return 0, err
 		}
+		modes += text
 	}
 	body := "T=" + into + "\nmkdir -p \"$T\" || exit 96\n"
 	if m.Merge {
@@ -400,7 +402,7 @@ func squeeze(s *archive.Stream) ([]byte, error) {
 	return nil, errors.Join(err, serr)
 }
 
-// putNames uploads a list of names.
+// putNames uploads a list of names, in as many parts as it takes.
 func (y *syncer) putNames(ctx context.Context, file string, entries iter.Seq[archive.Entry]) error {
 	var b bytes.Buffer
 	for e := range entries {
@@ -408,7 +410,22 @@ func (y *syncer) putNames(ctx context.Context, file string, entries iter.Seq[arc
 		b.WriteString(e.Name)
 		b.WriteByte(0)
 	}
-	return y.put(ctx, file, bytes.NewReader(b.Bytes()), int64(b.Len()))
+	text, name := b.Bytes(), file
+	for {
+		part := text[:min(int64(len(text)), y.plan.maxFile)]
+		if err := y.put(ctx, name, bytes.NewReader(part), int64(len(part))); err != nil {
+			return err
+		}
+		if name != file {
+			if _, err := y.step(ctx, `cat <"$S/`+name+`" >>"$S/`+file+`" || exit 96`); err != nil {
+				return err
+			}
+		}
+		if text = text[len(part):]; len(text) == 0 {
+			return nil
+		}
+		name = file + ".part"
+	}
 }
 
 // replaceBody puts $T in the place of a directory, from the directory above. What

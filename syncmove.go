@@ -53,26 +53,29 @@ func (u *unit) name() string { return "p." + strconv.Itoa(u.number) }
 // cut makes units of entries, in their order.
 func (y *syncer) cut(entries iter.Seq[archive.Entry], follow bool) iter.Seq[*unit] {
 	return func(yield func(*unit) bool) {
-		open, size := &unit{follow: follow}, int64(0)
+		open, size, packed := &unit{follow: follow}, int64(0), int64(0)
+		room := y.plan.maxFile - archive.Overhead
 		pass := func(u *unit) bool {
 			u.number = y.number()
 			return yield(u)
 		}
 		for e := range entries {
-			if e.Kind == archive.File && e.Size >= largeFile && !follow {
+			if e.Kind == archive.File && (e.Size >= largeFile || e.Packed() > room) && !follow {
 				if !pass(&unit{entries: []archive.Entry{e}, large: true}) {
 					return
 				}
 				continue
 			}
-			if len(open.entries) == packEntries || size+e.Size > packBytes && len(open.entries) > 0 {
+			full := len(open.entries) == packEntries || size+e.Size > packBytes || packed+e.Packed() > room
+			if full && len(open.entries) > 0 {
 				if !pass(open) {
 					return
 				}
-				open, size = &unit{follow: follow}, 0
+				open, size, packed = &unit{follow: follow}, 0, 0
 			}
 			open.entries = append(open.entries, e)
 			size += e.Size
+			packed += e.Packed()
 		}
 		if len(open.entries) > 0 {
 			pass(open)

@@ -69,8 +69,8 @@ func (p *syncPlan) setLimits() error {
 		return &InputError{"Sync.MaxBytes", "is negative"}
 	case p.limits.Entries < 0:
 		return &InputError{"Sync.MaxEntries", "is negative"}
-	case p.maxFile < 0:
-		return &InputError{"Sync.MaxFile", "is negative"}
+	case p.maxFile != 0 && p.maxFile < minSyncFile:
+		return &InputError{"Sync.MaxFile", "is too small"}
 	case p.compress != SyncCompressAuto && p.compress != SyncCompressAlways && p.compress != SyncCompressNever:
 		return &InputError{"Sync.Compression", "is none of the known words"}
 	}

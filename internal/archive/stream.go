@@ -9,6 +9,11 @@ const (
 	block = 512
 	// trailer is what ends an archive: two blocks of zeros.
 	trailer = 2 * block
+	// inHeader is how long a name or target may be without a header of its own.
+	inHeader = 100
+
+	// Overhead is what an archive is longer than its entries.
+	Overhead = trailer
 )
 
 // ErrChanged is matched by the error of a Stream whose file turned out to be
@@ -48,6 +53,21 @@ func NewStream(entries []Entry, open func(Entry) (io.ReadCloser, error)) (*Strea
 		}
 	}
 	return s, nil
+}
+
+// Packed is what an entry takes in an archive, with its header.
+func (e Entry) Packed() int64 {
+	name := int64(len("./") + len(e.Name))
+	if e.Kind == Dir {
+		name += int64(len("/"))
+	}
+	size := block + e.Size + padding(e.Size)
+	for _, text := range []int64{name, int64(len(e.Target))} {
+		if text > inHeader {
+			size += block + text + 1 + padding(text+1)
+		}
+	}
+	return size
 }
 
 func padding(size int64) int64 { return -size & (block - 1) }

@@ -229,3 +229,17 @@ func FuzzTree(f *testing.F) {
 		})
 	})
 }
+
+func TestPackedIsWhatAnEntryTakes(t *testing.T) {
+	for n := 1; n < 1100; n++ {
+		name := strings.Repeat("n", n)
+		for _, e := range []archive.Entry{
+			{Name: name, Kind: archive.File, Size: int64(n)}, {Name: name, Kind: archive.Dir}, {Name: "l", Kind: archive.Link, Target: name},
+			{Name: name, Kind: archive.Link, Target: name},
+		} {
+			s, err := archive.NewStream([]archive.Entry{e}, nil)
+			require.NoError(t, err)
+			require.Equal(t, s.Size(), e.Packed()+archive.Overhead, "%d %v", n, e.Kind)
+		}
+	}
+}
