@@ -232,8 +232,8 @@ type SyncSkip struct {
 // Content is sent in archives of up to some thousand files and in large files
 // of their own, with a length that is known before, as the provider wants it:
 // an archive is made while it is sent, from files that are looked at before, and
-// nothing but one file's buffer is held of it. A file that changes meanwhile is
-// [ErrSyncChanged]. While one piece is sent, the one before is checked and
+// nothing but one file's buffer is held of it. A file that is written to while
+// it is read is [ErrSyncChanged]. While one piece is sent, the one before is checked and
 // unpacked in the sandbox. A file above Sync.MaxFile goes in parts, which are
 // joined there.
 //

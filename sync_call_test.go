@@ -918,3 +918,61 @@ func TestSyncInNoticesAChange(t *testing.T) {
 	require.NoError(t, err)
 	r.clean()
 }
+
+// So is one that keeps its size or grows while it is read: what arrives is never a
+// mixture of two versions.
+func TestSyncInNoticesAChangeInPlace(t *testing.T) {
+	t.Parallel()
+	r := newSyncRig(t, createostest.Options{})
+	fill(t, r.local("f"), 40<<20)
+	fill(t, r.local("small/f"), 15<<20)
+	fill(t, r.local("large/f"), 40<<20)
+	noticed := 0
+	for source, file := range map[string]string{"f": "f", "small": "small/f", "large": "large/f"} {
+		for i := range 4 {
+			before := r.content(r.local(file))
+			r.srv.Fail(createostest.Fault{When: scratchFile("PUT", "p."), Nth: 1, Before: func() {
+				f, err := os.OpenFile(r.local(file), os.O_RDWR, 0)
+				if err == nil {
+					_, _ = f.WriteAt([]byte{byte(i)}, 0)
+					_, _ = f.WriteAt([]byte{byte(i)}, int64(len(before)-1+i%2)) // every other time it grows
+					f.Close()
+				}
+			}})
+			_, err := r.in(t.Context(), createos.SyncMapping{Source: r.local(source), Target: "dst/" + source})
+			r.srv.ClearFaults()
+			if err != nil {
+				require.ErrorIs(t, err, createos.ErrSyncChanged)
+				noticed++
+				continue
+			}
+			// All of it was read before or, again, after the change.
+			got := r.content(r.remote("dst/" + file))
+			require.True(t, got == before || got == r.content(r.local(file)), "a mixture")
+		}
+	}
+	require.Positive(t, noticed)
+	r.clean()
+}
+
+// A file of the sandbox that grows, as a log does, has changed, and is not corrupt.
+func TestSyncOutNoticesAFileThatGrows(t *testing.T) {
+	t.Parallel()
+	r := newSyncRig(t, createostest.Options{})
+	fill(t, r.remote("src/log"), 17<<20)
+	r.srv.Fail(createostest.Fault{When: scratchFile("GET", "b."), Before: func() {
+		f, err := os.OpenFile(r.remote("src/log"), os.O_WRONLY|os.O_APPEND, 0)
+		if err == nil {
+			_, _ = f.WriteString("line\n")
+			f.Close()
+		}
+	}})
+	_, err := r.out(t.Context(), createos.SyncMapping{Source: "src/log", Target: r.local("log")})
+	require.ErrorIs(t, err, createos.ErrSyncChanged)
+	_, err = r.out(t.Context(), createos.SyncMapping{Source: "src", Target: r.local("out")})
+	require.ErrorIs(t, err, createos.ErrSyncChanged)
+	require.NoFileExists(t, r.local("log"))
+	require.NoDirExists(t, r.local("out"))
+	r.srv.ClearFaults()
+	r.clean()
+}

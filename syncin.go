@@ -97,7 +97,7 @@ func (y *syncer) commit(ctx context.Context, body string) (string, error) {
 }
 
 // remoteIs says whether a file of the workspace has mode and content of e.
-func (y *syncer) remoteIs(ctx context.Context, m *mapping, e archive.Entry, f *os.File) (bool, error) {
+func (y *syncer) remoteIs(ctx context.Context, m *mapping, e archive.Entry, f io.ReaderAt) (bool, error) {
 	b := guestWord("./" + path.Base(m.remote))
 	out, err := y.step(ctx, guestDown(m.remote, false, false)+`[ ! -L `+b+` ] || exit 90
 [ -f `+b+` ] && [ -r `+b+` ] || exit 92
@@ -129,7 +129,7 @@ stat -c %a -- `+b+`; told `+b+` || exit 95`)
 // sendFile uploads a file, in as many parts as it takes, as the scratch file
 // "p.<number>.0". What then happens to it, in $F, is for place to say. The last
 // step runs on in bg.
-func (y *syncer) sendFile(ctx context.Context, number int, e archive.Entry, f io.ReaderAt, place string, bg *background) error {
+func (y *syncer) sendFile(ctx context.Context, number int, e archive.Entry, f *hosttree.File, place string, bg *background) error {
 	limit := y.plan.maxFile
 	for i, off := 0, int64(0); i == 0 || off < e.Size; i++ {
 		size := min(limit, e.Size-off)
@@ -138,7 +138,11 @@ func (y *syncer) sendFile(ctx context.Context, number int, e archive.Entry, f io
 		if err := y.put(ctx, name, src, size); err != nil {
 			return err
 		}
-		off += size
+		if off += size; off == e.Size {
+			if err := f.Same(); err != nil {
+				return err
+			}
+		}
 		body := fmt.Sprintf("F=$S/p.%d.0 p=$S/%s\n[ \"$(mark \"$p\")\" = '%s' ] || exit 94\n", number, name, src.hash.text())
 		if i > 0 {
 			body += `cat <"$p" >>"$F" && rm -f -- "$p" || exit 96` + "\n"

@@ -110,9 +110,10 @@ func pinBody(number int, remote string) string {
 [ -f "$b" ] || exit 93
 ln -P -- "$b" "$f" || cp -- "$b" "$f" || exit 95
 [ -f "$f" ] && [ ! -L "$f" ] || exit 90
-stat -c '%s %a %Y' -- "$f" || exit 95
-`
+` + statPin(number)
 }
+
+func statPin(number int) string { return `stat -c '%s %a %Y' -- ` + pinned(number) + " || exit 95\n" }
 
 func pinned(number int) string { return `"$S/b.` + strconv.Itoa(number) + `"` }
 
@@ -127,6 +128,21 @@ func (y *syncer) readPin(number int, out string) (ready, error) {
 	}
 	p.mode = fs.FileMode(mode).Perm()
 	return p, nil
+}
+
+// fetchPinned fetches what was pinned. That is the file itself, which may be written
+// to meanwhile: then it is no wonder that it does not fit.
+func (y *syncer) fetchPinned(ctx context.Context, number int, p ready, sink func(io.Reader) error) error {
+	err := y.fetch(ctx, p.file, sink)
+	if !errors.Is(err, ErrSyncCorrupt) {
+		return err
+	}
+	out, serr := y.step(ctx, statPin(number))
+	now, perr := y.readPin(number, out)
+	if serr == nil && perr == nil && (now.file.size != p.file.size || now.at != p.at) {
+		return ErrSyncChanged
+	}
+	return err
 }
 
 func (y *syncer) outFile(ctx context.Context, m *mapping, t *hosttree.Target, r *SyncOperationResult) error {
@@ -170,7 +186,7 @@ func (y *syncer) outFile(ctx context.Context, m *mapping, t *hosttree.Target, r 
 	defer func() { _, _ = marked.wait() }()
 	p.file.sum = marked.mark
 	buf := make([]byte, 256<<10)
-	err = y.fetch(ctx, p.file, func(from io.Reader) error {
+	err = y.fetchPinned(ctx, n, p, func(from io.Reader) error {
 		_, err := f.Seek(0, io.SeekStart)
 		if err == nil {
 			err = f.Truncate(0)

@@ -128,7 +128,7 @@ func (y *syncer) takeUnits(ctx context.Context, m *mapping, to *archive.Tree, un
 		next = y.launch(ctx, y.prepare(m, units, i+1, names))
 		if u.large {
 			p.file.sum = next.mark
-			err = y.takeLarge(ctx, to, u.entries[0], p)
+			err = y.takeLarge(ctx, to, u, p)
 		} else {
 			err = y.takePack(ctx, to, u, p)
 		}
@@ -233,14 +233,15 @@ func (u *unit) packed() int64 {
 }
 
 // takeLarge fetches one file into the tree.
-func (y *syncer) takeLarge(ctx context.Context, to *archive.Tree, e archive.Entry, p ready) error {
+func (y *syncer) takeLarge(ctx context.Context, to *archive.Tree, u *unit, p ready) error {
+	e := u.entries[0]
 	if p.file.size != e.Size {
 		return ErrSyncChanged
 	}
 	e.Mode, e.ModTime = p.mode, p.at
 	added := false
 	back := func() {}
-	err := y.fetch(ctx, p.file, func(r io.Reader) error {
+	err := y.fetchPinned(ctx, u.number, p, func(r io.Reader) error {
 		back()
 		back = y.counted(to)
 		var err error

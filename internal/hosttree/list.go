@@ -110,13 +110,17 @@ func openSub(parent *os.Root, base string) (*os.Root, error) {
 }
 
 // OpenFile opens a regular file that must not be a symbolic link.
-func OpenFile(name string) (*os.File, fs.FileInfo, error) {
+func OpenFile(name string) (*File, fs.FileInfo, error) {
 	parent, base, err := openParent(name)
 	if err != nil {
 		return nil, nil, err
 	}
 	defer parent.Close()
-	return openRegular(parent, base)
+	f, info, err := openRegular(parent, base)
+	if err != nil {
+		return nil, nil, err
+	}
+	return &File{f, info}, info, nil
 }
 
 func openRegular(root *os.Root, name string) (*os.File, fs.FileInfo, error) {
@@ -297,7 +301,7 @@ func (r *Reader) Close() {
 
 // Open opens a file. If it is not what was listed any more, the error is
 // archive.ErrChanged.
-func (r *Reader) Open(e archive.Entry) (*os.File, error) {
+func (r *Reader) Open(e archive.Entry) (*File, error) {
 	f, info, err := r.open(e)
 	if err != nil {
 		return nil, err
@@ -306,7 +310,31 @@ func (r *Reader) Open(e archive.Entry) (*os.File, error) {
 		_ = f.Close()
 		return nil, archive.ErrChanged
 	}
-	return f, nil
+	return &File{f, info}, nil
+}
+
+// A File is a file that is read, and must not change meanwhile.
+type File struct {
+	*os.File
+	seen fs.FileInfo // when it was opened
+}
+
+// Same returns archive.ErrChanged if the file was written to since it was opened.
+func (f *File) Same() error {
+	info, err := f.Stat()
+	if err == nil && (info.Size() != f.seen.Size() || !info.ModTime().Equal(f.seen.ModTime())) {
+		err = archive.ErrChanged
+	}
+	return err
+}
+
+// Close closes the file, and says what Same says.
+func (f *File) Close() error {
+	same := f.Same()
+	if err := f.File.Close(); err != nil {
+		return err
+	}
+	return same
 }
 
 func (r *Reader) open(e archive.Entry) (*os.File, fs.FileInfo, error) {
