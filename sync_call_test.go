@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -826,6 +827,53 @@ func TestSyncRemovesWhatADeadHostLeft(t *testing.T) {
 	require.NoDirExists(t, filepath.Join(runtime, "sync-dead"))
 	require.FileExists(t, filepath.Join(runtime, "sync-alive/p.1"))
 	require.FileExists(t, filepath.Join(runtime, "other/p.1"))
+}
+
+// mount makes a directory of the workspace a small disk of its own.
+func (r *syncRig) mount(name string) string {
+	dir := r.remote(name)
+	require.NoError(r.t, os.MkdirAll(dir, 0o755))
+	if err := exec.Command("mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", dir).Run(); err != nil {
+		r.t.Skip("cannot mount anything here: ", err)
+	}
+	r.t.Cleanup(func() { require.NoError(r.t, exec.Command("umount", "-l", dir).Run()) })
+	return dir
+}
+
+// What is put on another disk is copied there first. Nothing of that stays if it
+// does not succeed.
+func TestSyncLeavesNothingOnAnotherDisk(t *testing.T) {
+	t.Parallel()
+	r := newSyncRig(t, createostest.Options{})
+	disk := r.mount("disk")
+	fill(t, r.local("fits"), 100_000)
+	for i := range 10 {
+		fill(t, r.local(fmt.Sprintf("src/%d", i)), 100_000)
+	}
+	fill(t, r.local("large"), 1_000_000)
+	for _, m := range []createos.SyncMapping{
+		{Source: r.local("src"), Target: "disk/dst"}, {Source: r.local("src"), Target: "disk/dst", Merge: true}, {Source: r.local("large"), Target: "disk/f"},
+	} {
+		_, err := r.in(t.Context(), m)
+		require.ErrorIs(t, err, createos.ErrSyncWrite)
+		r.clean()
+		_, err = r.in(t.Context(), createos.SyncMapping{Source: r.local("fits"), Target: "disk/fits"})
+		require.NoError(t, err)
+		require.FileExists(t, filepath.Join(disk, "fits"))
+	}
+}
+
+// A disk so full that not even the exit code of a step can be written.
+func TestSyncSaysThatTheDiskIsFull(t *testing.T) {
+	t.Parallel()
+	r := newSyncRig(t, createostest.Options{})
+	r.mount(".paperclip-runtime")
+	for i := range 2 {
+		fill(t, r.local(fmt.Sprintf("src/%d", i)), 100_000)
+	}
+	_, err := r.in(t.Context(), createos.SyncMapping{Source: r.local("src"), Target: "dst"})
+	require.ErrorIs(t, err, createos.ErrSyncWrite)
+	r.clean()
 }
 
 // Syncs of one lease may run at the same time, to the same target too: the target

@@ -80,13 +80,16 @@ near() { # a name in this directory for what is in the scratch directory: rename
 `
 
 // guestStep runs body once, whatever happens to the connection. $N is its number.
+// What near has copied to where body went, in $P, goes when it ends, if it was not
+// put in its place. A disk that is full may take no exit code either.
 const guestStep = `
 [ -d "$S" ] || exit 97
 T=$S/run.$N c=97
 if mkdir "$T" 2>/dev/null; then
-	(body) >"$T/out" 2>/dev/null </dev/null
-	echo $? >"$T/rc"
+	(trap '[ ! -e "$P/.createos-new.$I" ] || rm -rf -- "$P/.createos-new.$I"' EXIT; body) >"$T/out" 2>/dev/null </dev/null
+	echo $? >"$T/rc" || exit 96
 else
+	[ -d "$T" ] || [ ! -d "$S" ] || exit 96
 	i=0
 	while [ ! -s "$T/rc" ]; do
 		[ -d "$T" ] || exit 97
@@ -112,7 +115,7 @@ const guestCleanup = `
 i=0
 while [ $((i += 1)) -lt 50 ]; do
 	busy=
-	for r in "$S"/run.*; do [ ! -d "$r" ] || [ -s "$r/rc" ] || busy=1; done
+	for r in "$S"/run.*; do [ ! -d "$r" ] || [ -e "$r/rc" ] || busy=1; done
 	[ -n "$busy" ] || break
 	sleep 0.2
 done
