@@ -48,8 +48,10 @@ type Sync struct {
 	// MaxBytes and MaxEntries bound what one mapping may move: the content of
 	// its files, and the number of files, directories and links. 0 means
 	// DefaultSyncBytes and DefaultSyncEntries. They are enforced on what is
-	// listed and again on what arrives. The list of a tree is held in memory,
-	// at about 150 bytes an entry beside its name; file contents are not.
+	// listed and again on what arrives; what is excluded does not count. The
+	// list of a tree is held in memory, at about 150 bytes an entry beside its
+	// name; file contents are not. A list from the sandbox may have 64 MiB, and
+	// 512 bytes for each of MaxEntries, with what is excluded.
 	MaxBytes   int64
 	MaxEntries int
 	// MaxFile is the largest file that travels in one piece, in bytes. 0 means

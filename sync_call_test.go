@@ -448,6 +448,21 @@ func TestSyncKeepsLimits(t *testing.T) {
 	}
 	require.NoFileExists(t, r.remote("dst"))
 	require.NoFileExists(t, r.local("dst"))
+	// What is excluded does not count.
+	for _, dir := range []string{r.local("src"), r.remote("src")} {
+		for i := range 20 {
+			r.write(filepath.Join(dir, fmt.Sprintf("node_modules/%d", i)), "12345")
+		}
+	}
+	for _, limit := range []createos.Sync{{MaxBytes: 10}, {MaxEntries: 2}} {
+		s := limit
+		s.Operations = syncOf(createos.SyncMapping{Source: r.local("src"), Target: "dst", Exclude: []string{"node_modules"}}).Operations
+		_, err := r.driver.SyncIn(t.Context(), r.env, r.lease, s)
+		require.NoError(t, err)
+		s.Operations = syncOf(createos.SyncMapping{Source: "src", Target: r.local("dst"), Exclude: []string{"node_modules"}}).Operations
+		_, err = r.driver.SyncOut(t.Context(), r.env, r.lease, s)
+		require.NoError(t, err)
+	}
 	r.clean()
 }
 

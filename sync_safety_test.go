@@ -154,7 +154,7 @@ func TestSyncOutFetchesNoMoreThanWasAskedFor(t *testing.T) {
 			s.Compression = compression
 			r.srv.ForgetRequests()
 			r.srv.Fail(createostest.Fault{Route: "POST /v1/sandboxes/{id}/exec", Nth: c.step, Reply: func(int, []byte) (int, []byte) {
-				told := fmt.Sprintf(`"%d %x\n"`, 2<<20, sha256.Sum256(nil))
+				told := fmt.Sprintf(`"%d %x\n"`, 100<<20, sha256.Sum256(nil))
 				return 200, []byte(`{"status":"success","data":{"result":{"stdout":` + told + `,"stderr":"","exit_code":0}}}`)
 			}})
 			_, err := r.driver.SyncOut(t.Context(), r.env, r.lease, s)

@@ -40,10 +40,10 @@ done >"$S/follow.%[1]d" || exit 95
 told "$S/follow.%[1]d"
 `
 
-// listLimit bounds the lists of a tree, which are held in memory: many long names
-// are no tree that anybody has.
+// listLimit bounds the lists of a tree, with what is excluded. Of the rest all is
+// held in memory: many long names are no tree that anybody has.
 func (p *syncPlan) listLimit() int64 {
-	const fixed, each = 1 << 20, 512
+	const fixed, each = 64 << 20, 512
 	return fixed + each*min(int64(p.limits.Entries), 1<<50)
 }
 
@@ -96,7 +96,7 @@ func (y *syncer) remoteTree(ctx context.Context, m *mapping, sums, mayMiss bool)
 			case "sums":
 				err = t.readSums(b)
 			default:
-				followed, err = y.readEntries(b, nil)
+				followed, err = y.readEntries(b, m, nil)
 			}
 			return err
 		})
@@ -119,33 +119,25 @@ func (y *syncer) readList(r *bufio.Reader, m *mapping, t *tree) error {
 		return refusedList(err)
 	}
 	*t = tree{mode: uint32(mode) & 0o777}
-	all, err := y.readEntries(r, &t.skipped)
+	all, err := y.readEntries(r, m, &t.skipped)
 	if err != nil {
 		return err
 	}
-	gone := make(map[string]bool) // directories that are excluded or skipped
+	gone := make(map[string]bool) // what is below something that was skipped
 	for _, s := range t.skipped {
 		gone[s.Name] = true
 	}
 	kept := all[:0]
 	for _, e := range all {
-		if gone[path.Dir(e.Name)] || m.excludes(e.Name, e.Kind == archive.Dir) {
-			if e.Kind == archive.Dir {
-				gone[e.Name] = true
-			}
+		if gone[path.Dir(e.Name)] {
+			gone[e.Name] = e.Kind == archive.Dir
 			continue
 		}
 		kept = append(kept, e)
 	}
-	var skipped []hosttree.Skip
-	for _, s := range t.skipped {
-		if !m.excludes(s.Name, false) && !gone[path.Dir(s.Name)] {
-			skipped = append(skipped, s)
-		}
-	}
-	t.entries, t.skipped = kept, skipped
+	t.entries = kept
 	if y.plan.dir == syncOut { // of a target all links count: they may have to go
-		t.entries, t.skipped = hosttree.DropLinks(kept, skipped)
+		t.entries, t.skipped = hosttree.DropLinks(kept, t.skipped)
 	}
 	return nil
 }
@@ -154,12 +146,13 @@ func refusedList(error) error {
 	return &syncCause{kind: ErrSyncRefused, text: "the list of a directory is not readable"}
 }
 
-// readEntries reads records up to the end, and sorts them. What is neither file,
-// directory nor link goes to skipped.
-func (y *syncer) readEntries(r *bufio.Reader, skipped *[]hosttree.Skip) ([]archive.Entry, error) {
+// readEntries reads records up to the end, and sorts them, without what is excluded.
+// What is neither file, directory nor link goes to skipped.
+func (y *syncer) readEntries(r *bufio.Reader, m *mapping, skipped *[]hosttree.Skip) ([]archive.Entry, error) {
 	var list []archive.Entry
 	var bytes int64
-	for n := 1; ; n++ {
+	x := excluder{m: m, dir: "."}
+	for n := 0; ; {
 		if _, err := r.Peek(1); err == io.EOF {
 			return list, distinct(list, skipped)
 		}
@@ -177,6 +170,10 @@ func (y *syncer) readEntries(r *bufio.Reader, skipped *[]hosttree.Skip) ([]archi
 		if !ok {
 			return nil, refusedList(nil)
 		}
+		if x.excludes(e.Name, e.Kind == archive.Dir) {
+			continue
+		}
+		n++
 		bytes += e.Size
 		if n > y.plan.limits.Entries || bytes > y.plan.limits.Bytes {
 			return nil, ErrSyncLimit
@@ -196,6 +193,24 @@ func (y *syncer) readEntries(r *bufio.Reader, skipped *[]hosttree.Skip) ([]archi
 			*skipped = append(*skipped, hosttree.Skip{Name: e.Name, Reason: reason})
 		}
 	}
+}
+
+// An excluder says what is excluded, by itself or with a directory above it, be that
+// listed or not. It is quick for names of one directory after another.
+type excluder struct {
+	m   *mapping
+	dir string // of the last name
+	out bool   // dir is excluded
+}
+
+func (x *excluder) excludes(name string, dir bool) bool {
+	if up := path.Dir(name); up != x.dir {
+		x.dir, x.out = up, false
+		for ; up != "." && up != "/" && !x.out; up = path.Dir(up) {
+			x.out = x.m.excludes(up, true)
+		}
+	}
+	return x.out || x.m.excludes(name, dir)
 }
 
 // distinct sorts a list, and refuses one that names something twice, or something
