@@ -80,13 +80,15 @@ near() { # a name in this directory for what is in the scratch directory: rename
 `
 
 // guestStep runs body once, whatever happens to the connection. $N is its number.
+// When body ends, well or not, the copy that near made is removed, and then shut is
+// called, which body may define.
 // What near has copied to where body went, in $P, goes when it ends, if it was not
 // put in its place. A disk that is full may take no exit code either.
 const guestStep = `
 [ -d "$S" ] || exit 97
 T=$S/run.$N c=97
 if mkdir "$T" 2>/dev/null; then
-	(trap '[ ! -e "$P/.createos-new.$I" ] || rm -rf -- "$P/.createos-new.$I"' EXIT; body) >"$T/out" 2>/dev/null </dev/null
+	(shut() { :; }; trap '[ ! -e "$P/.createos-new.$I" ] || rm -rf -- "$P/.createos-new.$I"; shut' EXIT; body) >"$T/out" 2>/dev/null </dev/null
 	echo $? >"$T/rc" || exit 96
 else
 	[ -d "$T" ] || [ ! -d "$S" ] || exit 96

@@ -480,7 +480,6 @@ shut() { # what lies below first
 		[ -L "$Q/${es[i]}" ] || [ ! -d "$Q/${es[i]}" ] || chmod "${ms[i]}" -- "$Q/${es[i]}"
 	done
 }
-trap shut EXIT
 open .
 `
 
