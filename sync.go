@@ -49,9 +49,9 @@ type Sync struct {
 	// its files, and the number of files, directories and links. 0 means
 	// DefaultSyncBytes and DefaultSyncEntries. They are enforced on what is
 	// listed and again on what arrives; what is excluded does not count. The
-	// list of a tree is held in memory, at about 150 bytes an entry beside its
-	// name; file contents are not. A list from the sandbox may have 64 MiB, and
-	// 512 bytes for each of MaxEntries, with what is excluded.
+	// list of a tree is held in memory, which was measured to take some 300 to
+	// 400 bytes an entry; file contents are not. A list from the sandbox may
+	// have 64 MiB, and 512 bytes for each of MaxEntries, with what is excluded.
 	MaxBytes   int64
 	MaxEntries int
 	// MaxFile is the largest file that travels in one piece, in bytes. 0 means
@@ -264,9 +264,8 @@ type SyncSkip struct {
 //
 // Any number of syncs and commands may run on one lease. Of those of one driver
 // only the first look and the last step, the putting in place, are done one after
-// the other, so of
-// two to the same target the later one wins as a whole. Two processes must not
-// sync to the same target at the same time.
+// the other, so of two to the same target the later one wins as a whole. Two
+// processes must not sync to the same target at the same time.
 //
 // Errors from before anything was sent: as for Exec, with [ErrForeignLease] for a
 // lease of somebody else, and an [*InputError] for a mapping that cannot be;
@@ -294,11 +293,11 @@ func (d *Driver) SyncIn(ctx context.Context, env Environment, lease *Lease, s Sy
 //
 // The fresh directory is called ".createos-new." and the name of the target, and is
 // in the target when that is merged into: what has that name in the source is then
-// skipped. A
-// directory that is replaced is moved to ".createos-old." and its name, put back
-// if the new one cannot be renamed in, and removed at the end. If this process
-// is killed in between, the old directory is found under that name, and the
-// next SyncOut to the same target puts it back before it begins.
+// skipped. A directory that is replaced is moved to ".createos-old." and its name,
+// put back if the new one cannot be renamed in, and removed at the end. If this
+// process is killed in between, the old directory is found under that name, and
+// the next SyncOut to the same target puts it back before it begins. Syncs of one
+// process to the same local target are done one after the other.
 //
 // Before you destroy a lease whose files you want, look at the error: a sync
 // that was cancelled or failed has delivered nothing that its result does not
