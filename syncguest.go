@@ -80,10 +80,9 @@ near() { # a name in this directory for what is in the scratch directory: rename
 `
 
 // guestStep runs body once, whatever happens to the connection. $N is its number.
-// When body ends, well or not, the copy that near made is removed, and then shut is
-// called, which body may define.
-// What near has copied to where body went, in $P, goes when it ends, if it was not
-// put in its place. A disk that is full may take no exit code either.
+// When body ends, well or not, what near has copied to where it went, in $P, is
+// removed if it was not put in its place, and then shut is called, which body may
+// define. A disk that is full may take no exit code either.
 const guestStep = `
 [ -d "$S" ] || exit 97
 T=$S/run.$N c=97
@@ -180,8 +179,8 @@ func asideName(remote string) string {
 
 // begin makes the scratch directory, removes what earlier syncs could not, and
 // looks at the remote side of all mappings. For SyncIn it puts back what was moved
-// aside, and nobody else may be putting anything in place. What it returns is whether there is
-// gzip, and what is at each path. It may be repeated by itself.
+// aside, and nobody else may be putting anything in place. What it returns is
+// whether there is gzip, and what is at each path. It may be repeated by itself.
 func (y *syncer) begin(ctx context.Context) (found []string, err error) {
 	var w strings.Builder
 	w.WriteString(guestToolCheck(y.needsGNU()) + guestPeek)
