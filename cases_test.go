@@ -364,3 +364,19 @@ func TestGarbledIDAndGarbledDestroy(t *testing.T) {
 		})
 	}
 }
+
+// A driver that never saw the sandbox, as after a restart, believes a lone 404 no
+// more than another does.
+func TestAbsenceTakesTwoLooks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, createostest.Options{})
+		lease := r.acquire()
+		fresh, err := createos.NewDriver(r.cfg)
+		require.NoError(t, err)
+		r.srv.Fail(createostest.Fault{Route: "DELETE /v1/sandboxes/{id}", Times: 1, Status: 404, Body: `{"status":"fail","data":"not found"}`})
+		require.ErrorIs(t, fresh.Destroy(t.Context(), r.env, lease), createos.ErrUnjudged)
+		require.Len(t, fresh.Unconfirmed(), 1)
+		require.NoError(t, fresh.RetryCleanup(t.Context(), r.env))
+		require.Empty(t, r.srv.Leaks())
+	})
+}

@@ -206,8 +206,9 @@ func (c *Client) do(ctx context.Context, r *request) (*answer, error) {
 		if err == nil {
 			return a, nil
 		}
-		if left {
-			afterTrouble(err)
+		// Only of the request as a whole can it be said that nothing left.
+		if lost := (*ConnectionError)(nil); left && errors.As(err, &lost) {
+			lost.sent = true
 		}
 		left = left || !notSent(err) && !errors.Is(err, ErrRateLimited)
 		last = err
@@ -217,20 +218,6 @@ func (c *Client) do(ctx context.Context, r *request) (*answer, error) {
 		if err := backOff(ctx, attempt, retryAfterOf(err)); err != nil {
 			return nil, interrupted(last, err)
 		}
-	}
-}
-
-// afterTrouble notes in the error of an attempt that one before it may have reached
-// the provider: only of the request as a whole can it be said that nothing left,
-// and what the last answer says may be the work of the first.
-func afterTrouble(err error) {
-	var lost *ConnectionError
-	if errors.As(err, &lost) {
-		lost.sent = true
-	}
-	var refused *RequestError
-	if errors.As(err, &refused) {
-		refused.later = true
 	}
 }
 

@@ -54,8 +54,7 @@
 // Unknown is never success and never absence. A command without an exit has no
 // exit code; a create without a reply is looked for; a 404 is believed only if
 // the API itself said it, at the origin of the lease, to a key of the account
-// that the sandbox belongs to, and twice if this driver ever had an answer about
-// the sandbox.
+// that the sandbox belongs to, and twice.
 //
 // Poison is sticky. A lease on which a process may still run, or whose destroy
 // is owed, runs nothing more and is not paused. Only a proven [Driver.Destroy]

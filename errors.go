@@ -174,8 +174,6 @@ type RequestError struct {
 	// envelope says that the body was a JSend envelope: a gateway's page is
 	// no verdict about a sandbox.
 	envelope bool
-	// later says that an attempt before this one got no verdict.
-	later bool
 	// code is data.code of the envelope if it is one that we know.
 	code string
 	// oldest is oldest_available_seq of a 410, 0 if absent.

@@ -212,8 +212,8 @@ const secondLook = time.Second
 // A 404 is absence only if the API said it (a gateway's page is not the API),
 // at the origin of the lease, to a key whose account is the sandbox's: to any
 // other account every sandbox is "not found". And routers were seen to lose a
-// sandbox for a moment: where this driver ever had an answer about it, however long
-// ago, a second look must agree.
+// sandbox for a moment, so a second look must agree: to be wrong once is to lose a
+// sandbox for good.
 func (d *Driver) absent(ctx context.Context, t target, err error) error {
 	if !isNotFound(err) {
 		return err
@@ -224,9 +224,6 @@ func (d *Driver) absent(ctx context.Context, t target, err error) error {
 	seen := d.seen(t.scope)
 	if why := d.foreignKey(ctx, t, seen); why != nil {
 		return fmt.Errorf("%w: %w", ErrUnjudged, why)
-	}
-	if seen.alive.IsZero() && !answeredLate(err) {
-		return nil
 	}
 	if serr := sleep(ctx, secondLook); serr != nil {
 		return fmt.Errorf("%w: %w", ErrUnjudged, serr)
@@ -281,13 +278,6 @@ func (d *Driver) foreignKey(ctx context.Context, t target, seen sighting) error 
 func isNotFound(err error) bool {
 	var refused *RequestError
 	return errors.As(err, &refused) && refused.Status == http.StatusNotFound
-}
-
-// answeredLate says that the request had trouble before it got this answer. Trouble
-// comes in company.
-func answeredLate(err error) bool {
-	var refused *RequestError
-	return errors.As(err, &refused) && refused.later
 }
 
 func saidByAPI(err error) bool {

@@ -96,10 +96,10 @@ var errHostFiles = errors.New("createos: file system of this machine")
 // hostError makes of an error of this machine's file system one without paths.
 func hostError(err error) error {
 	var refused *archive.RefusedError
-	switch several := err.(type) {
-	case nil, *syncCause:
+	if _, own := err.(*syncCause); err == nil || own { //nolint:errorlint // what wraps one may say more
 		return err
-	case interface{ Unwrap() []error }:
+	}
+	if several, ok := err.(interface{ Unwrap() []error }); ok {
 		return hostErrors(several.Unwrap(), err)
 	}
 	switch {

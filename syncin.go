@@ -33,7 +33,7 @@ func (y *syncer) inFile(ctx context.Context, m *mapping, r *SyncOperationResult)
 	if err != nil {
 		return err
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }() // whether it changed, who reads it asks
 	e := archive.Entry{
 		Name: "file", Kind: archive.File, Mode: m.fileMode(info.Mode()), Size: info.Size(), ModTime: info.ModTime().Unix(),
 	}
@@ -338,7 +338,7 @@ func (y *syncer) sendLarge(ctx context.Context, r *hosttree.Reader, u *unit, top
 	if err != nil {
 		return err
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }() // whether it changed, who reads it asks
 	dir := guestWord(path.Dir("./tree." + strconv.Itoa(top) + "/" + e.Name))
 	place := "cd -- \"$S\" && { [ -d " + dir + " ] || mkdir -p -- " + dir + "; } && mv -f -T -- \"$F\" " + dir + "/" + guestWord(path.Base(e.Name)) + " || exit 96"
 	return y.sendFile(ctx, u.number, e, f, place, bg)

@@ -235,7 +235,7 @@ func (y *syncer) localIs(ctx context.Context, m *mapping, e archive.Entry, p rea
 	if err != nil {
 		return false, err
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }() // if it changed, the other content replaces it
 	if info.Size() != e.Size || info.Mode().Perm() != e.Mode {
 		return false, nil
 	}

@@ -406,9 +406,12 @@ func (r *Reader) Digest(ctx context.Context, e archive.Entry, buf []byte) (sum [
 	if err != nil {
 		return sum, err
 	}
-	defer f.Close()
 	h := sha256.New()
-	if _, err := io.CopyBuffer(struct{ io.Writer }{h}, Until(ctx, f), buf); err != nil {
+	_, err = io.CopyBuffer(struct{ io.Writer }{h}, Until(ctx, f), buf)
+	if cerr := f.Close(); err == nil {
+		err = cerr // also if it changed
+	}
+	if err != nil {
 		return sum, err
 	}
 	h.Sum(sum[:0])
