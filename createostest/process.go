@@ -188,14 +188,18 @@ func (s *Server) newManaged(sb *sandbox, kind, cmd string, args []string) *manag
 }
 
 // startManaged starts the process, files it under its sandbox and watches over
-// it until its tree has ended.
+// it until its tree has ended. While the server closes there is no true answer
+// about a command: the request is dropped like all others.
 func (s *Server) startManaged(sb *sandbox, m machine, p *managed, spec spec) error {
 	if !s.begin() {
-		return errExited
+		panic(http.ErrAbortHandler)
 	}
 	proc, err := m.start(spec)
 	if err != nil {
 		s.work.Done()
+		if isClosed(s.done) {
+			panic(http.ErrAbortHandler)
+		}
 		return err
 	}
 	p.proc = proc

@@ -75,6 +75,27 @@ func TestCloseEndsEverything(t *testing.T) {
 	}
 }
 
+// A command that comes to a server that is closing did not fail to start: nothing is
+// said about it.
+func TestCloseAnswersNoCommand(t *testing.T) {
+	for _, path := range []string{"/exec", "/processes"} {
+		release := make(chan struct{}) // Close waits for the command before it cuts the connections
+		srv, err := Start(Options{InMemory: true, Commands: func(_ context.Context, c *Command) int { <-release; return 0 }})
+		require.NoError(t, err)
+		c := &client{t, srv, srv.APIKey()}
+		box := c.box()
+		c.run(box, "deaf")
+		srv.Fail(Fault{Route: "POST /v1/sandboxes/{id}" + path, Before: func() {
+			go srv.Close()
+			<-srv.done
+		}})
+		_, err = c.try("POST", box+path, map[string]any{"cmd": "true"})
+		assert.Error(t, err, path)
+		close(release)
+		<-srv.closed
+	}
+}
+
 func TestCloseSaysWhatItWaitsFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		release := make(chan struct{})
