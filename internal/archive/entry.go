@@ -9,6 +9,7 @@ package archive
 import (
 	"archive/tar"
 	"bytes"
+	"crypto/sha256"
 	"fmt"
 	"io/fs"
 	"path/filepath"
@@ -54,6 +55,12 @@ type Entry struct {
 	ModTime int64
 	// Target is where a symbolic link leads to, as it is written there.
 	Target string
+	// Sum is the SHA-256 of a file, zero if it is not known.
+	Sum [sha256.Size]byte
+	// Followed says that a file is what a link of this name leads to.
+	Followed bool
+	// Skip, if not empty, says why the entry does not travel, nor what is below it.
+	Skip string
 }
 
 // maxComponent is the longest name of one file, in bytes, that the usual file
