@@ -363,6 +363,29 @@ func BenchmarkSyncDelta(b *testing.B) {
 	}
 }
 
+// BenchmarkSyncCount shows what memory trees of many files take, all of whose entries
+// differ from what is there: peak-MiB should not follow the number of files.
+func BenchmarkSyncCount(b *testing.B) {
+	for _, files := range []int{10_000, 40_000} {
+		b.Run(fmt.Sprint(files), func(b *testing.B) {
+			r := newSyncRig(b, createostest.Options{})
+			for i := range files {
+				r.write(r.local(fmt.Sprintf("src/directory-%03d/a-file-with-a-name-%06d", i%100, i)), "")
+			}
+			n := 0
+			peak := watchMemory(b)
+			for b.Loop() {
+				n++
+				_, err := r.in(b.Context(), createos.SyncMapping{Source: r.local("src"), Target: "there", Delta: true, Delete: true, Mode: fs.FileMode(0o600 + n%2)})
+				require.NoError(b, err)
+				_, err = r.out(b.Context(), createos.SyncMapping{Source: "there", Target: r.local("back"), Delta: true, Delete: true})
+				require.NoError(b, err)
+			}
+			b.ReportMetric(peak(), "peak-MiB")
+		})
+	}
+}
+
 // watchMemory returns a function that says how far the resident memory of this
 // process has risen, in MiB, at most.
 func watchMemory(b *testing.B) (peak func() float64) {

@@ -39,6 +39,22 @@ func (r *syncRig) victim() (dir string, untouched func()) {
 	}
 }
 
+// told is what a sandbox says of a file that it has made ready.
+func told(data []byte) string { return fmt.Sprintf("%d %x\n", len(data), sha256.Sum256(data)) }
+
+// stepPrints makes a step of the next sync print something, and do nothing.
+func (r *syncRig) stepPrints(nth int, out string) *createostest.Injection {
+	return r.srv.Fail(createostest.Fault{Route: "POST /v1/sandboxes/{id}/exec", Nth: nth, Reply: func(int, []byte) (int, []byte) {
+		return 200, fmt.Appendf(nil, `{"status":"success","data":{"result":{"stdout":%q,"stderr":"","exit_code":0}}}`, out)
+	}})
+}
+
+// lists makes the next sync out meet this list.
+func (r *syncRig) lists(list string) {
+	r.stepPrints(2, "755\n"+told([]byte(list)))
+	r.srv.Fail(createostest.Fault{When: scratchFile("GET", "list."), Reply: func(int, []byte) (int, []byte) { return 200, []byte(list) }})
+}
+
 // Every archive of the table, in the place of the one that the sandbox made: none
 // is taken, for none holds what was asked for, and the target stays as it was.
 func TestSyncOutRefusesHostileArchives(t *testing.T) {
@@ -55,10 +71,7 @@ func TestSyncOutRefusesHostileArchives(t *testing.T) {
 			r.write(r.local("out/old"), "old")
 			want := snapshot(t, r.host)
 			// The sandbox is in the hands of the enemy: length and digest fit.
-			told := fmt.Sprintf(`"%d %x\n"`, len(data), sha256.Sum256(data))
-			lie := r.srv.Fail(createostest.Fault{Route: "POST /v1/sandboxes/{id}/exec", Nth: 3, Reply: func(int, []byte) (int, []byte) {
-				return 200, []byte(`{"status":"success","data":{"result":{"stdout":` + told + `,"stderr":"","exit_code":0}}}`)
-			}})
+			lie := r.stepPrints(3, told(data))
 			swap := r.srv.Fail(createostest.Fault{When: scratchFile("GET", "p."), Reply: func(int, []byte) (int, []byte) { return 200, data }})
 			defer r.srv.ClearFaults()
 			_, err = r.out(t.Context(), createos.SyncMapping{Source: "src", Target: r.local("out")})
@@ -84,25 +97,20 @@ func TestSyncOutRefusesHostileLists(t *testing.T) {
 		list string
 		want error
 	}{
-		"cut":             {"755\n" + entry("f", "644", "3", "1.0", "", "a")[:10], createos.ErrSyncRefused},
-		"no mode":         {"", createos.ErrSyncRefused},
-		"twice":           {"755\n" + entry("f", "644", "3", "1.0", "", "a") + entry("d", "755", "3", "1.0", "", "a"), createos.ErrSyncRefused},
-		"negative":        {"755\n" + entry("f", "644", "-3", "1.0", "", "a"), createos.ErrSyncRefused},
-		"too large":       {"755\n" + entry("f", "644", "9999999999999999", "1.0", "", "a"), createos.ErrSyncLimit},
-		"field too long":  {"755\n" + entry("f", "644", "3", "1.0", "", strings.Repeat("a", 1<<17)), createos.ErrSyncRefused},
-		"huge":            {"755\n" + strings.Repeat("x", 1<<20), createos.ErrSyncRefused},
-		"in no directory": {"755\n" + entry("f", "644", "3", "1.0", "", "x/y"), createos.ErrSyncRefused},
-		"in a file":       {"755\n" + entry("f", "644", "3", "1.0", "", "x") + entry("f", "644", "3", "1.0", "", "x/y"), createos.ErrSyncRefused},
-		"in a link":       {"755\n" + entry("l", "777", "3", "1.0", "z", "x") + entry("d", "755", "0", "1.0", "", "x/y"), createos.ErrSyncRefused},
-		"not there":       {"755\n" + entry("f", "644", "3", "1.0", "", "b"), createos.ErrSyncChanged},
+		"cut":             {entry("f", "644", "3", "1.0", "", "a")[:10], createos.ErrSyncRefused},
+		"twice":           {entry("f", "644", "3", "1.0", "", "a") + entry("d", "755", "3", "1.0", "", "a"), createos.ErrSyncRefused},
+		"negative":        {entry("f", "644", "-3", "1.0", "", "a"), createos.ErrSyncRefused},
+		"too large":       {entry("f", "644", "9999999999999999", "1.0", "", "a"), createos.ErrSyncLimit},
+		"field too long":  {entry("f", "644", "3", "1.0", "", strings.Repeat("a", 1<<17)), createos.ErrSyncRefused},
+		"huge":            {strings.Repeat("x", 1<<20), createos.ErrSyncRefused},
+		"in no directory": {entry("f", "644", "3", "1.0", "", "x/y"), createos.ErrSyncRefused},
+		"in a file":       {entry("f", "644", "3", "1.0", "", "x") + entry("f", "644", "3", "1.0", "", "x/y"), createos.ErrSyncRefused},
+		"in a link":       {entry("l", "777", "3", "1.0", "z", "x") + entry("d", "755", "0", "1.0", "", "x/y"), createos.ErrSyncRefused},
+		"not there":       {entry("f", "644", "3", "1.0", "", "b"), createos.ErrSyncChanged},
 	} {
 		t.Run(name, func(t *testing.T) {
 			defer r.srv.ClearFaults()
-			told := fmt.Sprintf(`"%d %x\n"`, len(c.list), sha256.Sum256([]byte(c.list)))
-			r.srv.Fail(createostest.Fault{Route: "POST /v1/sandboxes/{id}/exec", Nth: 2, Reply: func(int, []byte) (int, []byte) {
-				return 200, []byte(`{"status":"success","data":{"result":{"stdout":` + told + `,"stderr":"","exit_code":0}}}`)
-			}})
-			r.srv.Fail(createostest.Fault{When: scratchFile("GET", "list."), Reply: func(int, []byte) (int, []byte) { return 200, []byte(c.list) }})
+			r.lists(c.list)
 			_, err := r.out(t.Context(), createos.SyncMapping{Source: "src", Target: r.local("out")})
 			require.ErrorIs(t, err, c.want)
 			require.NoFileExists(t, r.local("out"))
@@ -112,29 +120,32 @@ func TestSyncOutRefusesHostileLists(t *testing.T) {
 	r.write(r.local("merged/keep/y"), "precious")
 	require.NoError(t, os.Symlink("keep", r.local("merged/x")))
 	r.write(r.remote("src/x/y"), "evil")
-	list := "755\n" + entry("f", "644", "4", "1.0", "", "x/y")
-	told := fmt.Sprintf(`"%d %x\n"`, len(list), sha256.Sum256([]byte(list)))
-	r.srv.Fail(createostest.Fault{Route: "POST /v1/sandboxes/{id}/exec", Nth: 2, Reply: func(int, []byte) (int, []byte) {
-		return 200, []byte(`{"status":"success","data":{"result":{"stdout":` + told + `,"stderr":"","exit_code":0}}}`)
-	}})
-	r.srv.Fail(createostest.Fault{When: scratchFile("GET", "list."), Body: list})
+	r.lists(entry("f", "644", "4", "1.0", "", "x/y"))
 	_, err := r.out(t.Context(), createos.SyncMapping{Source: "src", Target: r.local("merged"), Merge: true, Exclude: []string{"keep"}})
 	require.ErrorIs(t, err, createos.ErrSyncRefused)
 	require.Equal(t, "precious", r.content(r.local("merged/keep/y")))
 	r.srv.ClearFaults()
 
 	// Names that lead elsewhere are skipped before anything is asked for.
-	list = "755\n" + entry("f", "644", "3", "1.0", "", "../a") + entry("f", "644", "3", "1.0", "", "/etc/passwd") + entry("d", "755", "0", "1.0", "", "x/..")
-	told = fmt.Sprintf(`"%d %x\n"`, len(list), sha256.Sum256([]byte(list)))
-	r.srv.Fail(createostest.Fault{Route: "POST /v1/sandboxes/{id}/exec", Nth: 2, Reply: func(int, []byte) (int, []byte) {
-		return 200, []byte(`{"status":"success","data":{"result":{"stdout":` + told + `,"stderr":"","exit_code":0}}}`)
-	}})
-	r.srv.Fail(createostest.Fault{When: scratchFile("GET", "list."), Reply: func(int, []byte) (int, []byte) { return 200, []byte(list) }})
+	r.lists(entry("f", "644", "3", "1.0", "", "../a") + entry("f", "644", "3", "1.0", "", "/etc/passwd") + entry("d", "755", "0", "1.0", "", "x/.."))
 	res, err := r.out(t.Context(), createos.SyncMapping{Source: "src", Target: r.local("out")})
 	require.NoError(t, err)
 	require.Equal(t, 3, res.Operations[0].SkippedTotal)
 	require.Empty(t, snapshot(t, r.local("out")))
 	r.srv.ClearFaults()
+
+	// What says nothing of the directory, or of another list than was asked for.
+	for name, out := range map[string]string{
+		"nothing": "", "no mode": told(nil), "another mode": "8\n" + told(nil), "no list": "755\n", "one list more": "755\n" + told(nil) + told(nil), "no digest": "755\n0\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			defer r.srv.ClearFaults()
+			r.stepPrints(2, out)
+			_, err := r.out(t.Context(), createos.SyncMapping{Source: "src", Target: r.local("other")})
+			require.ErrorIs(t, err, createos.ErrSyncStep)
+			require.NoFileExists(t, r.local("other"))
+		})
+	}
 	r.clean()
 }
 
@@ -146,17 +157,16 @@ func TestSyncOutFetchesNoMoreThanWasAskedFor(t *testing.T) {
 	r.write(r.remote("src/a"), "new")
 	s := syncOf(createos.SyncMapping{Source: "src", Target: r.local("out")})
 	s.MaxEntries, s.MaxBytes = 10, 100
+	lie := fmt.Sprintf("%d %x\n", 100<<20, sha256.Sum256(nil))
 	for name, c := range map[string]struct {
 		step int
+		out  string
 		want error
-	}{"list": {2, createos.ErrSyncLimit}, "p": {3, createos.ErrSyncChanged}} {
+	}{"list": {2, "755\n" + lie, createos.ErrSyncLimit}, "p": {3, lie, createos.ErrSyncChanged}} {
 		for _, compression := range []createos.SyncCompression{createos.SyncCompressNever, createos.SyncCompressAlways} {
 			s.Compression = compression
 			r.srv.ForgetRequests()
-			r.srv.Fail(createostest.Fault{Route: "POST /v1/sandboxes/{id}/exec", Nth: c.step, Reply: func(int, []byte) (int, []byte) {
-				told := fmt.Sprintf(`"%d %x\n"`, 100<<20, sha256.Sum256(nil))
-				return 200, []byte(`{"status":"success","data":{"result":{"stdout":` + told + `,"stderr":"","exit_code":0}}}`)
-			}})
+			r.stepPrints(c.step, c.out)
 			_, err := r.driver.SyncOut(t.Context(), r.env, r.lease, s)
 			r.srv.ClearFaults()
 			require.ErrorIs(t, err, c.want)

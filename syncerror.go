@@ -10,6 +10,7 @@ import (
 
 	"github.com/createos-lease/createos/internal/archive"
 	"github.com/createos-lease/createos/internal/hosttree"
+	"github.com/createos-lease/createos/internal/manifest"
 )
 
 // What a [SyncError] may match, beside the errors of requests and contexts.
@@ -104,16 +105,12 @@ func hostError(err error) error {
 	}
 	switch {
 	case errors.As(err, &refused):
-		kind := ErrSyncRefused
-		if refused.IsLimit() {
-			kind = ErrSyncLimit
-		}
-		return &syncCause{kind: kind, text: refused.Reason}
+		return &syncCause{kind: ErrSyncRefused, text: refused.Reason}
 	case errors.Is(err, hosttree.ErrIsLink):
 		return ErrSyncUnsafe
 	case errors.Is(err, hosttree.ErrNotDir), errors.Is(err, hosttree.ErrNotFile):
 		return ErrSyncKind
-	case errors.Is(err, hosttree.ErrLimit):
+	case errors.Is(err, manifest.ErrLimit):
 		return ErrSyncLimit
 	case errors.Is(err, archive.ErrChanged):
 		return ErrSyncChanged

@@ -1,6 +1,7 @@
 package createos
 
 import (
+	"bufio"
 	"bytes"
 	"compress/gzip"
 	"context"
@@ -8,16 +9,15 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"iter"
 	"os"
 	"path"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/createos-lease/createos/internal/archive"
 	"github.com/createos-lease/createos/internal/hosttree"
+	"github.com/createos-lease/createos/internal/manifest"
 )
 
 // in moves one mapping into the sandbox.
@@ -40,7 +40,7 @@ func (y *syncer) inFile(ctx context.Context, m *mapping, r *SyncOperationResult)
 	if e.Size > y.plan.limits.Bytes {
 		return ErrSyncLimit
 	}
-	y.phase(m, SyncScan, nil)
+	y.phase(m, SyncScan, 0, 0)
 	if m.Delta {
 		same, err := y.remoteIs(ctx, m, e, f)
 		if err != nil {
@@ -51,7 +51,7 @@ func (y *syncer) inFile(ctx context.Context, m *mapping, r *SyncOperationResult)
 			return nil
 		}
 	}
-	y.phase(m, SyncTransfer, []archive.Entry{e})
+	y.phase(m, SyncTransfer, 1, e.Size)
 	var bg background
 	n := y.number()
 	staged := fmt.Sprintf("p.%d.0", n)
@@ -59,7 +59,7 @@ func (y *syncer) inFile(ctx context.Context, m *mapping, r *SyncOperationResult)
 	if err != nil {
 		return err
 	}
-	y.phase(m, SyncCommit, []archive.Entry{e})
+	y.phase(m, SyncCommit, 1, e.Size)
 	b := guestWord("./" + path.Base(m.remote))
 	body := guestDown(m.remote, false, true) + `x=$(near "$S/` + staged + `") && [ -n "$x" ] || exit 96
 [ ! -L ` + b + ` ] || exit 90
@@ -170,82 +170,62 @@ func (y *syncer) inDir(ctx context.Context, m *mapping, r *SyncOperationResult) 
 		return err
 	}
 	defer root.Close()
-	y.phase(m, SyncScan, nil)
-	t, err := y.localTree(ctx, root, m)
+	y.phase(m, SyncScan, 0, 0)
+	here, there, err := bothSides(ctx,
+		func(ctx context.Context) (*tree, error) { return y.localTree(ctx, root, m, m.excludes) },
+		func(ctx context.Context) (*tree, error) {
+			if !m.Delta && !m.Delete {
+				return &tree{absent: true}, nil // for all that is known
+			}
+			return y.remoteTree(ctx, m, true, nil)
+		})
+	defer here.close()
+	defer there.close()
 	if err != nil {
 		return err
 	}
-	send, remove, same := t.entries, removal{}, 0
-	there := &tree{absent: true} // for all that is known
-	if m.Delta || m.Delete {
-		if there, err = y.compared(ctx, m, t, root); err != nil {
-			return err
-		}
-		if m.Delta {
-			send, same = t.differing(there, uint32(m.Mode))
-		}
-		if m.Delete {
-			remove = t.missing(there)
-		}
+	diff, err := m.difference(here, there)
+	defer diff.close()
+	if err != nil {
+		return err
 	}
-	if !m.Merge || there.absent || len(send)+remove.count() > 0 {
-		deleted, err := y.sendTree(ctx, m, root, t, send, remove)
+	if !m.Merge || there.absent || diff.count() > 0 {
+		deleted, err := y.sendTree(ctx, m, root, here.mode, diff)
 		if err != nil {
 			return err
 		}
 		r.Deleted += deleted
 	}
-	r.moved(send)
-	r.skipped(m, t.skipped)
-	r.Unchanged += same
+	r.moved(diff.put)
+	r.skipped(m, here.skips)
+	r.Unchanged += diff.same
 	return nil
 }
 
-// moved counts what a mapping has moved.
-func (r *SyncOperationResult) moved(entries []archive.Entry) {
-	for _, e := range entries {
-		if e.Kind == archive.File {
-			r.Files++
-			r.Bytes += e.Size
-		}
-	}
-}
-
-// compared lists the other side, with digests for a delta: those of this side are
-// made at the same time.
-func (y *syncer) compared(ctx context.Context, m *mapping, t *tree, root *os.Root) (*tree, error) {
-	var bg background
-	if m.Delta {
-		_ = bg.start(func() error { return t.digest(ctx, root) })
-	}
-	there, _, err := y.remoteTree(ctx, m, m.Delta, true)
-	return there, errors.Join(err, bg.wait())
-}
-
-// sendTree sends entries and puts them in place.
-func (y *syncer) sendTree(ctx context.Context, m *mapping, root *os.Root, t *tree, send []archive.Entry, remove removal) (deleted int, err error) {
-	y.phase(m, SyncTransfer, send)
+// sendTree sends what differs and puts it in place.
+func (y *syncer) sendTree(ctx context.Context, m *mapping, root *os.Root, mode fs.FileMode, diff *difference) (deleted int, err error) {
+	y.phase(m, SyncTransfer, diff.put.Files, diff.put.Bytes)
 	top := y.number()
 	into := fmt.Sprintf(`"$S/tree.%d"`, top)
-	if err := y.sendUnits(ctx, m, root, send, top); err != nil {
+	if err := y.sendUnits(ctx, m, root, diff.put.All(), top); err != nil {
 		return 0, err
 	}
 	// Directories keep a mode with which they can be filled, and get their own
 	// from a last archive: for all in the place that is merged into, which
 	// may have had others.
-	var dirs []archive.Entry
-	for _, e := range send {
-		if e.Kind == archive.Dir && (m.Merge || e.Mode&0o700 != 0o700) {
-			dirs = append(dirs, e)
-		}
-	}
+	dirs := manifest.Only(diff.put.All(), func(e archive.Entry) bool {
+		return e.Kind == archive.Dir && (m.Merge || e.Mode&0o700 != 0o700)
+	})
 	modes := ""
 	dest := into
 	if m.Merge {
 		dest = `"$Q"`
 	}
-	for u := range y.cut(slices.Values(dirs), false) {
-		text, err := y.sendPack(ctx, u, nil, dest)
+	for u, err := range y.cut(dirs) {
+		var text string
+		if err == nil {
+			text, err = y.sendPack(ctx, u, nil, dest)
+		}
 		if err != nil {
 			return 0, err
 		}
@@ -253,59 +233,56 @@ func (y *syncer) sendTree(ctx context.Context, m *mapping, root *os.Root, t *tre
 	}
 	body := "T=" + into + "\nmkdir -p \"$T\" || exit 96\n"
 	if m.Merge {
-		first, err := y.deleteList(ctx, remove.first)
+		first, err := y.deleteList(ctx, &diff.first)
 		if err != nil {
 			return 0, err
 		}
-		last, err := y.deleteList(ctx, remove.last)
+		last, err := y.deleteList(ctx, &diff.last)
 		if err != nil {
 			return 0, err
 		}
 		body += guestInto(m.remote) + guestOpen + first + guestFit + guestDelete + guestMerge + last + guestDelete + "shut\n" + modes +
-			fmt.Sprintf("[ -z \"$fresh\" ] || chmod %o . || exit 96\n", t.mode)
+			fmt.Sprintf("[ -z \"$fresh\" ] || chmod %o . || exit 96\n", mode)
 	} else {
-		body += modes + guestDown(m.remote, false, true) + replaceBody(m.remote, t.mode)
+		body += modes + guestDown(m.remote, false, true) + replaceBody(m.remote, mode)
 	}
-	y.phase(m, SyncCommit, send)
+	y.phase(m, SyncCommit, diff.put.Files, diff.put.Bytes)
 	out, err := y.commit(ctx, body)
 	if err != nil {
 		return 0, err
 	}
 	for _, n := range strings.Fields(out) { // of each guestDelete
 		gone, err := strconv.Atoi(n)
-		if err != nil || gone < 0 || gone > remove.count() {
+		if err != nil || gone < 0 || gone > diff.removals() {
 			return 0, ErrSyncStep
 		}
 		deleted += gone
 	}
-	return min(deleted, remove.count()), nil
+	return min(deleted, diff.removals()), nil
 }
 
-// deleteList uploads names and returns the line that makes $L the list of them.
-func (y *syncer) deleteList(ctx context.Context, entries []archive.Entry) (string, error) {
-	if len(entries) == 0 {
-		return "L=/dev/null\n", nil
+// deleteList uploads names, from the bottom up, and returns the line that makes $L the
+// list of them.
+func (y *syncer) deleteList(ctx context.Context, list *manifest.List) (string, error) {
+	file, err := y.putNames(ctx, "del", manifest.BottomUp(list.All()))
+	if file == "" {
+		return "L=/dev/null\n", err
 	}
-	file := "del." + strconv.Itoa(y.number())
-	fromBelow := func(yield func(archive.Entry) bool) {
-		for _, e := range slices.Backward(entries) {
-			if !yield(e) {
-				return
-			}
-		}
-	}
-	return "L=$S/" + file + "\n", y.putNames(ctx, file, fromBelow)
+	return "L=$S/" + file + "\n", err
 }
 
 // sendUnits sends what is in a tree into the scratch directory "tree." and the
 // number.
-func (y *syncer) sendUnits(ctx context.Context, m *mapping, root *os.Root, send []archive.Entry, top int) (err error) {
+func (y *syncer) sendUnits(ctx context.Context, m *mapping, root *os.Root, send entries, top int) (err error) {
 	var bg background
 	defer func() { err = errors.Join(err, bg.wait()) }()
 	r := hosttree.NewReader(root)
 	defer r.Close()
 	into := fmt.Sprintf(`"$S/tree.%d"`, top)
-	for u := range y.cut(slices.Values(send), false) {
+	for u, err := range y.cut(send) {
+		if err != nil {
+			return err
+		}
 		for i := range u.entries {
 			switch e := &u.entries[i]; e.Kind {
 			case archive.File:
@@ -406,35 +383,43 @@ func squeeze(s *archive.Stream) ([]byte, error) {
 	return nil, errors.Join(err, serr)
 }
 
-// putNames uploads a list of names, in as many parts as it takes.
-func (y *syncer) putNames(ctx context.Context, file string, entries iter.Seq[archive.Entry]) error {
-	var b bytes.Buffer
-	for e := range entries {
-		b.WriteString("./")
-		b.WriteString(e.Name)
-		b.WriteByte(0)
+// putNames uploads a list of names, in as many parts as it takes, and returns the name
+// of it, "" if there are none.
+func (y *syncer) putNames(ctx context.Context, prefix string, list entries) (file string, err error) {
+	var text manifest.Buffer
+	defer text.Close()
+	w := bufio.NewWriter(&text)
+	for e, err := range list {
+		if err == nil {
+			_, err = fmt.Fprintf(w, "./%s\x00", e.Name)
+		}
+		if err != nil {
+			return "", err
+		}
 	}
-	text, name := b.Bytes(), file
-	for {
-		part := text[:min(int64(len(text)), y.plan.maxFile)]
-		if err := y.put(ctx, name, bytes.NewReader(part), int64(len(part))); err != nil {
-			return err
+	if err := w.Flush(); err != nil || text.Size() == 0 {
+		return "", err
+	}
+	file = prefix + "." + strconv.Itoa(y.number())
+	name := file
+	for off := int64(0); off < text.Size(); off += y.plan.maxFile {
+		size := min(y.plan.maxFile, text.Size()-off)
+		if err := y.put(ctx, name, io.NewSectionReader(&text, off, size), size); err != nil {
+			return "", err
 		}
 		if name != file {
 			if _, err := y.step(ctx, `cat <"$S/`+name+`" >>"$S/`+file+`" || exit 96`); err != nil {
-				return err
+				return "", err
 			}
-		}
-		if text = text[len(part):]; len(text) == 0 {
-			return nil
 		}
 		name = file + ".part"
 	}
+	return file, nil
 }
 
 // replaceBody puts $T in the place of a directory, from the directory above. What
 // was moved aside by a step that was killed in between is put back before.
-func replaceBody(remote string, mode uint32) string {
+func replaceBody(remote string, mode fs.FileMode) string {
 	return "b=" + guestWord("./"+path.Base(remote)) + " o=" + guestWord("./"+asideName(remote)) + fmt.Sprintf(` m=%o
 if [ ! -e "$b" ] && [ ! -L "$b" ] && [ -d "$o" ]; then mv -T -- "$o" "$b" || exit 96; fi
 rm -rf -- "$o" || exit 96

@@ -9,26 +9,32 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"os"
 	"path"
 	"strconv"
 	"strings"
 
 	"github.com/createos-lease/createos/internal/archive"
 	"github.com/createos-lease/createos/internal/hosttree"
+	"github.com/createos-lease/createos/internal/manifest"
 )
 
-// guestList lists the directory where the shell is, in records of fields that end
-// in NUL, so that a name may be anything. Digests come in a list of their own.
+// guestList prints the mode of the directory where the shell is, and lists it in
+// records of fields that end in NUL, so that a name may be anything.
 const guestList = `
-[ -r . ] || exit 96
-{ stat -c %%a . && find . -mindepth 1 %[2]s -printf '%%y\0%%m\0%%s\0%%T@\0%%l\0%%P\0'; } >"$S/list.%[1]d" || exit 95
+[ -r . ] && stat -c %%a . || exit 96
+find . -mindepth 1 %[2]s -printf '%%y\0%%m\0%%s\0%%T@\0%%l\0%%P\0' >"$S/list.%[1]d" || exit 95
 told "$S/list.%[1]d"
 `
 
+// guestSums makes a list of digests as well, in the same walk: of what is listed the
+// files are hashed at once, by several processes, with an output each.
 const guestSums = `
-{ find . -mindepth 1 %[2]s -type f -readable -print0 | xargs -0 -r sha256sum -z --; } >"$S/sums.%[1]d" || exit 95
-told "$S/sums.%[1]d"
+[ -r . ] && stat -c %%a . || exit 96
+: >"$S/sums.%[1]d.0"
+find . -mindepth 1 %[2]s -fprintf "$S/list.%[1]d" '%%y\0%%m\0%%s\0%%T@\0%%l\0%%P\0' -type f -readable -print0 |
+	xargs -0 -r -n 2048 -P 4 bash -c 'exec sha256sum -z -- "$@" >>"$0.$$"' "$S/sums.%[1]d" || exit 95
+cat "$S"/sums.%[1]d.* >"$S/sums.%[1]d" || exit 95
+told "$S/list.%[1]d" && told "$S/sums.%[1]d"
 `
 
 // guestFollow lists what links to files within the workspace lead to.
@@ -40,121 +46,101 @@ done >"$S/follow.%[1]d" || exit 95
 told "$S/follow.%[1]d"
 `
 
-// listLimit bounds the lists of a tree, with what is excluded. Of the rest all is
-// held in memory: many long names are no tree that anybody has.
+// listLimit bounds the lists of a tree, with what is excluded, on the disk of this
+// machine: many long names are no tree that anybody has.
 func (p *syncPlan) listLimit() int64 {
 	const fixed, each = 64 << 20, 512
 	return fixed + each*min(int64(p.limits.Entries), 1<<50)
 }
 
 // remoteTree lists a directory of the workspace. One that does not exist is an
-// empty tree if that is allowed.
-func (y *syncer) remoteTree(ctx context.Context, m *mapping, sums, mayMiss bool) (*tree, []archive.Entry, error) {
+// empty tree if that is allowed. With misfit, names for which it says a reason are
+// skipped.
+func (y *syncer) remoteTree(ctx context.Context, m *mapping, mayMiss bool, misfit func(name string) string) (*tree, error) {
 	n := y.number()
-	body := guestDown(m.remote, true, false)
-	text := guestList
-	if sums {
-		text += guestSums
+	text, names := guestList, []string{"list"}
+	if m.Delta {
+		text, names = guestSums, []string{"list", "sums"}
 	}
 	if m.FollowSymlinks {
 		text += guestFollow
+		names = append(names, "follow")
 	}
 	prune := ""
 	if m.remote == "." {
 		prune = "-path ./" + runtimeDir + " -prune -o"
 	}
-	out, err := y.step(ctx, body+fmt.Sprintf(text, n, prune))
+	out, err := y.step(ctx, guestDown(m.remote, true, false)+fmt.Sprintf(text, n, prune))
 	if mayMiss && errors.Is(err, ErrSyncMissing) {
-		return &tree{absent: true}, nil, nil
+		return &tree{absent: true}, nil
 	}
 	if err != nil {
-		return nil, nil, err
-	}
-	names := []string{"list", "sums", "follow"}
-	if !sums {
-		names = []string{"list", "follow"}
+		return nil, err
 	}
 	told := strings.Split(strings.TrimSpace(out), "\n")
-	if len(told) > len(names) {
-		return nil, nil, ErrSyncStep
+	mode, err := strconv.ParseUint(told[0], 8, 12)
+	if err != nil || len(told) != 1+len(names) {
+		return nil, ErrSyncStep
 	}
-	t := &tree{}
-	var followed []archive.Entry
-	for i, line := range told {
-		f, err := toldFile(fmt.Sprintf("%s.%d", names[i], n), line)
+	lists := make(map[string]*manifest.List)
+	for i, name := range names {
+		var l manifest.List
+		defer l.Close()
+		lists[name] = &l
+		f, err := toldFile(fmt.Sprintf("%s.%d", name, n), told[i+1])
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
 		if f.size > y.plan.listLimit() {
-			return nil, nil, ErrSyncLimit
+			return nil, ErrSyncLimit
 		}
-		err = y.fetch(ctx, f, func(r io.Reader) (err error) {
+		err = y.fetch(ctx, f, func(r io.Reader) error {
+			l.Close() // it may be another attempt
 			b := bufio.NewReaderSize(r, 64<<10)
-			switch names[i] {
-			case "list":
-				err = y.readList(b, m, t)
-			case "sums":
-				err = t.readSums(b)
-			default:
-				followed, err = y.readEntries(b, m, nil)
+			if name == "sums" {
+				return readSums(b, &l)
 			}
-			return err
+			return y.readEntries(b, m, &l, misfit)
 		})
+		if err == nil {
+			err = l.Sort()
+		}
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
 	}
-	return t, followed, nil
+	listed := lists["list"].All()
+	if sums := lists["sums"]; sums != nil {
+		listed = noted(listed, sums.All(), func(e *archive.Entry, note archive.Entry) { e.Sum = note.Sum })
+	}
+	if followed := lists["follow"]; followed != nil {
+		listed = noted(listed, followed.All(), followLink)
+	}
+	t := &tree{mode: fs.FileMode(mode).Perm()}
+	return t, t.fill(listed, y.plan.dir == syncOut)
 }
 
-// readList reads a listing. The tree is then sorted, and without what is excluded
-// or cannot travel.
-func (y *syncer) readList(r *bufio.Reader, m *mapping, t *tree) error {
-	line, err := r.ReadSlice('\n') // of the reader's buffer at most
-	if err != nil {
-		return refusedList(err)
+// followLink puts a file in the place of the link that leads to it.
+func followLink(e *archive.Entry, note archive.Entry) {
+	if e.Kind == archive.Link && e.Skip == "" && note.Kind == archive.File {
+		*e = note
+		e.Followed = true
 	}
-	mode, err := strconv.ParseUint(string(line[:len(line)-1]), 8, 12)
-	if err != nil {
-		return refusedList(err)
-	}
-	*t = tree{mode: uint32(mode) & 0o777}
-	all, err := y.readEntries(r, m, &t.skipped)
-	if err != nil {
-		return err
-	}
-	gone := make(map[string]bool) // what is below something that was skipped
-	for _, s := range t.skipped {
-		gone[s.Name] = true
-	}
-	kept := all[:0]
-	for _, e := range all {
-		if gone[path.Dir(e.Name)] {
-			gone[e.Name] = e.Kind == archive.Dir
-			continue
-		}
-		kept = append(kept, e)
-	}
-	t.entries = kept
-	if y.plan.dir == syncOut { // of a target all links count: they may have to go
-		t.entries, t.skipped = hosttree.DropLinks(kept, t.skipped)
-	}
-	return nil
 }
 
 func refusedList(error) error {
 	return &syncCause{kind: ErrSyncRefused, text: "the list of a directory is not readable"}
 }
 
-// readEntries reads records up to the end, and sorts them, without what is excluded.
-// What is neither file, directory nor link goes to skipped.
-func (y *syncer) readEntries(r *bufio.Reader, m *mapping, skipped *[]hosttree.Skip) ([]archive.Entry, error) {
-	var list []archive.Entry
-	var bytes int64
+// readEntries reads records up to the end, without what is excluded. What cannot
+// travel is to be skipped; of a target all counts that has a name of ours: it may have
+// to go.
+func (y *syncer) readEntries(r *bufio.Reader, m *mapping, into *manifest.List, misfit func(name string) string) error {
+	tally := manifest.Tally{Limits: y.plan.limits}
 	x := excluder{m: m, dir: "."}
-	for n := 0; ; {
+	for {
 		if _, err := r.Peek(1); err == io.EOF {
-			return list, distinct(list, skipped)
+			return nil
 		}
 		kind, err := readField(r)
 		var fields [5]string
@@ -164,33 +150,30 @@ func (y *syncer) readEntries(r *bufio.Reader, m *mapping, skipped *[]hosttree.Sk
 			}
 		}
 		if err != nil {
-			return nil, refusedList(err)
+			return refusedList(err)
 		}
 		e, ok := entryOfFields(kind, fields)
 		if !ok {
-			return nil, refusedList(nil)
+			return refusedList(nil)
 		}
 		if x.excludes(e.Name, e.Kind == archive.Dir) {
 			continue
 		}
-		n++
-		bytes += e.Size
-		if n > y.plan.limits.Entries || bytes > y.plan.limits.Bytes {
-			return nil, ErrSyncLimit
+		if err := tally.Count(e); err != nil {
+			return err
 		}
-		reason := archive.CheckName(e.Name, MaxSyncPath)
+		e.Skip = archive.CheckName(e.Name, MaxSyncPath)
 		switch {
-		case reason != "" || y.plan.dir == syncIn: // of a target all counts: it may have to go
+		case e.Skip != "" || y.plan.dir == syncIn:
 		case e.Kind == archive.Other:
-			reason = "is neither file, directory nor symbolic link"
+			e.Skip = hosttree.ReasonKind
 		case len(e.Target) > MaxSyncPath:
-			reason = "is a symbolic link with a target above the limit"
+			e.Skip = "is a symbolic link with a target above the limit"
+		case misfit != nil:
+			e.Skip = misfit(e.Name)
 		}
-		switch {
-		case reason == "":
-			list = append(list, e)
-		case skipped != nil:
-			*skipped = append(*skipped, hosttree.Skip{Name: e.Name, Reason: reason})
+		if err := into.Add(e); err != nil {
+			return err
 		}
 	}
 }
@@ -213,43 +196,13 @@ func (x *excluder) excludes(name string, dir bool) bool {
 	return x.out || x.m.excludes(name, dir)
 }
 
-// distinct sorts a list, and refuses one that names something twice, or something
-// in a directory that it does not name: what is in the place of that would not be
-// looked at.
-func distinct(list []archive.Entry, skipped *[]hosttree.Skip) error {
-	byName(list)
-	for i := 1; i < len(list); i++ {
-		if list[i-1].Name == list[i].Name {
-			return refusedList(nil)
-		}
-	}
-	if skipped == nil {
-		return nil
-	}
-	known := "."
-	for _, e := range list {
-		up := path.Dir(e.Name)
-		if up == known || up == "." {
-			continue
-		}
-		if i := hosttree.Find(list, up); i < 0 || list[i].Kind != archive.Dir {
-			return refusedList(nil)
-		}
-		known = up
-	}
-	seen := make(map[string]bool, len(*skipped))
-	for _, s := range *skipped {
-		if hosttree.Find(list, s.Name) >= 0 || seen[s.Name] {
-			return refusedList(nil)
-		}
-		seen[s.Name] = true
-	}
-	return nil
-}
-
-// readField reads one field, which is of the reader's buffer at most.
+// readField reads one field, which is of the reader's buffer at most. After the last
+// the error is io.EOF.
 func readField(r *bufio.Reader) (string, error) {
 	field, err := r.ReadSlice(0)
+	if err == io.EOF && len(field) > 0 {
+		err = io.ErrUnexpectedEOF
+	}
 	if err != nil {
 		return "", err
 	}
@@ -280,8 +233,7 @@ func entryOfFields(kind string, fields [5]string) (e archive.Entry, ok bool) {
 }
 
 // readSums reads what sha256sum -z printed: digest, two characters, name, NUL.
-func (t *tree) readSums(r *bufio.Reader) error {
-	t.sums = make([][sha256.Size]byte, len(t.entries))
+func readSums(r *bufio.Reader, into *manifest.List) error {
 	for {
 		line, err := readField(r)
 		if err == io.EOF {
@@ -291,53 +243,14 @@ func (t *tree) readSums(r *bufio.Reader) error {
 		if err != nil || len(line) < digest+2 {
 			return refusedList(err)
 		}
-		var sum [sha256.Size]byte
-		if _, err := hex.Decode(sum[:], []byte(line[:digest])); err != nil {
+		e := archive.Entry{Name: strings.TrimPrefix(line[digest+2:], "./")}
+		if _, err := hex.Decode(e.Sum[:], []byte(line[:digest])); err != nil {
 			return refusedList(err)
 		}
-		if i := hosttree.Find(t.entries, strings.TrimPrefix(line[digest+2:], "./")); i >= 0 {
-			t.sums[i] = sum
-		}
-	}
-}
-
-// localTree lists a directory of this machine.
-func (y *syncer) localTree(ctx context.Context, root *os.Root, m *mapping) (*tree, error) {
-	info, err := root.Stat(".")
-	if err != nil {
-		return nil, err
-	}
-	l, err := hosttree.List(ctx, root, hosttree.ListOptions{
-		Exclude: m.excludes, Limits: y.plan.limits, All: y.plan.dir == syncOut,
-	})
-	if err != nil {
-		return nil, err
-	}
-	byName(l.Entries)
-	return &tree{entries: l.Entries, skipped: l.Skipped, mode: uint32(info.Mode().Perm())}, nil
-}
-
-// digest fills in the digests of a local tree. A file that changed meanwhile, or must
-// not be read, gets none, and so equals nothing.
-func (t *tree) digest(ctx context.Context, root *os.Root) error {
-	t.sums = make([][sha256.Size]byte, len(t.entries))
-	r := hosttree.NewReader(root)
-	defer r.Close()
-	buf := make([]byte, 64<<10)
-	for i, e := range t.entries {
-		if e.Kind != archive.File {
-			continue
-		}
-		sum, err := r.Digest(ctx, e, buf)
-		if ctx.Err() != nil {
-			return ended(ctx)
-		}
-		if err != nil && !errors.Is(err, archive.ErrChanged) && !errors.Is(err, fs.ErrPermission) {
+		if err := into.Add(e); err != nil {
 			return err
 		}
-		t.sums[i] = sum
 	}
-	return nil
 }
 
 // readAll reads r, for those who look at what passes, to its end or that of ctx.

@@ -10,15 +10,11 @@ import (
 	"io"
 	"iter"
 	"net/http"
-	"path"
-	"slices"
-	"sort"
 	"strconv"
 	"strings"
 
 	"github.com/createos-lease/createos/internal/archive"
 	"github.com/createos-lease/createos/internal/cksum"
-	"github.com/createos-lease/createos/internal/hosttree"
 )
 
 // Content moves in units, each of which can be repeated by itself: archives of
@@ -44,36 +40,44 @@ type unit struct {
 	entries []archive.Entry
 	large   bool // one file, by itself
 	follow  bool // the entries are links in the sandbox, whose files are meant
-	first   int  // index of the first name in the list of names
+	first   int  // how many entries the archives before it have
 	gzip    bool // the archive is compressed
 }
 
 func (u *unit) name() string { return "p." + strconv.Itoa(u.number) }
 
 // cut makes units of entries, in their order.
-func (y *syncer) cut(entries iter.Seq[archive.Entry], follow bool) iter.Seq[*unit] {
-	return func(yield func(*unit) bool) {
-		open, size, packed := &unit{follow: follow}, int64(0), int64(0)
-		room := y.plan.maxFile - archive.Overhead
+func (y *syncer) cut(entries iter.Seq2[archive.Entry, error]) iter.Seq2[*unit, error] {
+	return func(yield func(*unit, error) bool) {
+		open, size, packed, named := &unit{}, int64(0), int64(0), 0
 		pass := func(u *unit) bool {
 			u.number = y.number()
-			return yield(u)
+			if !u.large {
+				u.first = named
+				named += len(u.entries)
+			}
+			return yield(u, nil)
 		}
-		for e := range entries {
-			if e.Kind == archive.File && (e.Size >= largeFile || e.Packed() > room) && !follow {
+		for e, err := range entries {
+			if err != nil {
+				yield(nil, err)
+				return
+			}
+			if y.large(e) {
 				if !pass(&unit{entries: []archive.Entry{e}, large: true}) {
 					return
 				}
 				continue
 			}
-			full := len(open.entries) == packEntries || size+e.Size > packBytes || packed+e.Packed() > room
+			full := len(open.entries) == packEntries || size+e.Size > packBytes || packed+e.Packed() > y.room() || e.Followed != open.follow
 			if full && len(open.entries) > 0 {
 				if !pass(open) {
 					return
 				}
-				open, size, packed = &unit{follow: follow}, 0, 0
+				open, size, packed = &unit{}, 0, 0
 			}
 			open.entries = append(open.entries, e)
+			open.follow = e.Followed
 			size += e.Size
 			packed += e.Packed()
 		}
@@ -81,6 +85,14 @@ func (y *syncer) cut(entries iter.Seq[archive.Entry], follow bool) iter.Seq[*uni
 			pass(open)
 		}
 	}
+}
+
+// room is how much an archive may take of its entries.
+func (y *syncer) room() int64 { return y.plan.maxFile - archive.Overhead }
+
+// large says whether a file goes by itself.
+func (y *syncer) large(e archive.Entry) bool {
+	return e.Kind == archive.File && !e.Followed && (e.Size >= largeFile || e.Packed() > y.room())
 }
 
 // number gives a number that no other scratch file of this sync has.
@@ -370,94 +382,4 @@ func (r *partReader) Close() error {
 		return nil
 	}
 	return r.open.Close()
-}
-
-// byName puts entries in the order in which trees are compared. A directory
-// comes before what is in it.
-func byName(entries []archive.Entry) {
-	slices.SortFunc(entries, func(a, b archive.Entry) int { return strings.Compare(a.Name, b.Name) })
-}
-
-// A tree is what is on one side: entries by name, and digests of the files if
-// they were asked for.
-type tree struct {
-	entries []archive.Entry
-	sums    [][sha256.Size]byte // of each entry; nil without digests
-	skipped []hosttree.Skip
-	mode    uint32 // of the top
-	absent  bool   // there is no such directory
-}
-
-// sort puts the entries, and their digests with them, by name. It needs no room:
-// trees may have many entries.
-func (t *tree) sort() { sort.Sort((*treeByName)(t)) }
-
-type treeByName tree
-
-func (t *treeByName) Len() int           { return len(t.entries) }
-func (t *treeByName) Less(i, j int) bool { return t.entries[i].Name < t.entries[j].Name }
-func (t *treeByName) Swap(i, j int) {
-	t.entries[i], t.entries[j] = t.entries[j], t.entries[i]
-	if t.sums != nil {
-		t.sums[i], t.sums[j] = t.sums[j], t.sums[i]
-	}
-}
-
-// differing returns the entries that are not the same in to, and counts
-// the files that are. fileMode is what files are to have there, 0 for their own.
-func (t *tree) differing(to *tree, fileMode uint32) (list []archive.Entry, same int) {
-	j := 0
-	for i, e := range t.entries {
-		for j < len(to.entries) && to.entries[j].Name < e.Name {
-			j++
-		}
-		if j == len(to.entries) || to.entries[j].Name != e.Name || !t.equal(i, to, j, fileMode) {
-			list = append(list, e)
-		} else if e.Kind == archive.File {
-			same++
-		}
-	}
-	return list, same
-}
-
-func (t *tree) equal(i int, to *tree, j int, fileMode uint32) bool {
-	a, b := t.entries[i], to.entries[j]
-	mode := uint32(a.Mode.Perm())
-	if a.Kind == archive.File && fileMode != 0 {
-		mode = fileMode
-	}
-	switch {
-	case a.Kind != b.Kind:
-		return false
-	case a.Kind == archive.Link:
-		return a.Target == b.Target
-	case mode != uint32(b.Mode.Perm()):
-		return false
-	}
-	return a.Kind == archive.Dir || a.Size == b.Size && t.sums[i] == to.sums[j] && t.sums[i] != [sha256.Size]byte{}
-}
-
-// A removal is what Delete removes: what stands in the way of an entry of another
-// kind goes first, the rest when all is in place.
-type removal struct{ first, last []archive.Entry }
-
-func (r removal) count() int { return len(r.first) + len(r.last) }
-
-// missing returns the entries of to that are not in t, or stand there in the way of
-// a file that is a directory now, or the other way round.
-func (t *tree) missing(to *tree) (r removal) {
-	way := make(map[string]bool) // directories that stand in the way
-	for _, e := range to.entries {
-		i := hosttree.Find(t.entries, e.Name)
-		stays := i >= 0
-		swapped := stays && (t.entries[i].Kind == archive.Dir) != (e.Kind == archive.Dir)
-		switch {
-		case swapped || way[path.Dir(e.Name)]:
-			r.first = append(r.first, e)
-			way[e.Name] = e.Kind == archive.Dir
-		case !stays:
-			r.last = append(r.last, e)
-		}
-	}
-	return r
 }

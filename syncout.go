@@ -9,7 +9,6 @@ import (
 	"os"
 	"path"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -34,7 +33,7 @@ func (y *syncer) out(ctx context.Context, m *mapping, r *SyncOperationResult) er
 		return err
 	}
 	defer t.Close()
-	y.phase(m, SyncScan, nil)
+	y.phase(m, SyncScan, 0, 0)
 	move := y.outDir
 	if m.Kind == SyncFile {
 		move = y.outFile
@@ -176,7 +175,7 @@ func (y *syncer) outFile(ctx context.Context, m *mapping, t *hosttree.Target, r 
 			return nil
 		}
 	}
-	y.phase(m, SyncTransfer, []archive.Entry{e})
+	y.phase(m, SyncTransfer, 1, e.Size)
 	f, err := t.StageFile()
 	if err != nil {
 		return err
@@ -201,7 +200,7 @@ func (y *syncer) outFile(ctx context.Context, m *mapping, t *hosttree.Target, r 
 		return err
 	}
 	y.meter.add(0, 1)
-	y.phase(m, SyncCommit, []archive.Entry{e})
+	y.phase(m, SyncCommit, 1, e.Size)
 	if err := finishFile(t, f, e); err != nil {
 		return err
 	}
@@ -276,108 +275,53 @@ func (y *syncer) outDir(ctx context.Context, m *mapping, t *hosttree.Target, r *
 	case kind == archive.File:
 		return hosttree.ErrNotDir
 	}
-	from, here, followed, err := y.bothTrees(ctx, m, t, kind)
+	here, from, err := bothSides(ctx,
+		func(ctx context.Context) (*tree, error) { return y.targetTree(ctx, m, t, kind) },
+		func(ctx context.Context) (*tree, error) { return y.remoteTree(ctx, m, false, m.misfit(t)) })
+	defer here.close()
+	defer from.close()
 	if err != nil {
 		return err
 	}
-	from.follow(followed)
-	if m.Merge {
-		from.without(t)
-	}
-	take, remove, same := from.entries, removal{}, 0
-	if m.Delta {
-		take, same = from.differing(here, uint32(m.Mode))
-	}
-	if m.Delete {
-		remove = from.missing(here)
-	}
-	if m.Merge && len(take)+remove.count() == 0 && kind == archive.Dir {
-		r.Unchanged += same
-		r.skipped(m, from.skipped)
-		return nil
-	}
-	y.phase(m, SyncTransfer, take)
-	deleted, err := y.takeTree(ctx, m, t, take, remove, from, followed)
+	diff, err := m.difference(from, here)
+	defer diff.close()
 	if err != nil {
 		return err
 	}
-	r.moved(take)
-	r.Unchanged += same
-	r.Deleted += deleted
-	r.skipped(m, from.skipped)
+	if !m.Merge || kind != archive.Dir || diff.count() > 0 {
+		deleted, err := y.takeTree(ctx, m, t, from.mode, diff)
+		if err != nil {
+			return err
+		}
+		r.Deleted += deleted
+	}
+	r.moved(diff.put)
+	r.Unchanged += diff.same
+	r.skipped(m, from.skips)
 	return nil
 }
 
-// bothTrees lists the remote tree and, where it is merged into, the local one.
-func (y *syncer) bothTrees(ctx context.Context, m *mapping, t *hosttree.Target, kind archive.Kind) (from, here *tree, followed []archive.Entry, err error) {
-	here = &tree{}
-	var bg background
-	if kind == archive.Dir && (m.Delta || m.Delete) {
-		root, err := t.Open()
-		if err != nil {
-			return nil, nil, nil, err
-		}
-		defer root.Close()
-		if here, err = y.localTree(ctx, root, m); err != nil {
-			return nil, nil, nil, err
-		}
-		here.entries = withoutStage(t, here.entries)
-		if m.Delta {
-			_ = bg.start(func() error { return here.digest(ctx, root) })
-		}
+// targetTree lists the directory that is merged into, without what a merge that was
+// killed has left.
+func (y *syncer) targetTree(ctx context.Context, m *mapping, t *hosttree.Target, kind archive.Kind) (*tree, error) {
+	if kind != archive.Dir || !m.Delta && !m.Delete {
+		return &tree{absent: true}, nil
 	}
-	from, followed, err = y.remoteTree(ctx, m, m.Delta, false)
-	return from, here, followed, errors.Join(err, bg.wait())
+	root, err := t.Open()
+	if err != nil {
+		return nil, err
+	}
+	defer root.Close()
+	return y.localTree(ctx, root, m, func(name string, dir bool) bool { return t.IsStage(name) || m.excludes(name, dir) })
 }
 
-// withoutStage leaves out what a merge that was killed has left.
-func withoutStage(t *hosttree.Target, entries []archive.Entry) []archive.Entry {
-	return slices.DeleteFunc(entries, func(e archive.Entry) bool { return t.IsStage(e.Name) })
-}
-
-// without skips what has the name under which a merge stages: it would be taken for
-// that, and removed.
-func (t *tree) without(target *hosttree.Target) {
-	entries, sums := t.entries[:0], t.sums[:0]
-	for i, e := range t.entries {
-		switch {
-		case !target.IsStage(e.Name):
-			entries = append(entries, e)
-			if t.sums != nil {
-				sums = append(sums, t.sums[i])
-			}
-		case !strings.Contains(e.Name, "/"):
-			t.skipped = append(t.skipped, hosttree.Skip{Name: e.Name, Reason: "has a name that belongs to the sync"})
+// misfit says why what has the name under which a merge stages cannot be part of it:
+// it would be taken for that, and removed.
+func (m *mapping) misfit(t *hosttree.Target) func(name string) string {
+	return func(name string) string {
+		if m.Merge && t.IsStage(name) {
+			return "has a name that belongs to the sync"
 		}
+		return ""
 	}
-	t.entries, t.sums = entries, sums
-}
-
-// follow puts files in the place of the links that lead to them.
-func (t *tree) follow(followed []archive.Entry) {
-	if len(followed) == 0 {
-		return
-	}
-	files := make(map[string]archive.Entry, len(followed))
-	for _, e := range followed {
-		files[e.Name] = e
-	}
-	skipped := t.skipped[:0]
-	for _, s := range t.skipped {
-		if e, ok := files[s.Name]; ok && s.Reason == hosttree.ReasonLink {
-			t.entries = append(t.entries, e)
-			if t.sums != nil {
-				t.sums = append(t.sums, [32]byte{})
-			}
-			continue
-		}
-		skipped = append(skipped, s)
-	}
-	t.skipped = skipped
-	for i, e := range t.entries {
-		if f, ok := files[e.Name]; ok && e.Kind == archive.Link {
-			t.entries[i] = f
-		}
-	}
-	t.sort()
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/createos-lease/createos/internal/archive"
 	"github.com/createos-lease/createos/internal/hosttree"
+	"github.com/createos-lease/createos/internal/manifest"
 )
 
 // runtimeDir is the driver's own directory in a workspace.
@@ -19,7 +20,7 @@ type syncPlan struct {
 	dir       syncDirection
 	ops       []SyncOperation
 	mappings  [][]*mapping // of each operation
-	limits    archive.Limits
+	limits    manifest.Limits
 	maxFile   int64
 	strong    bool
 	compress  SyncCompression
@@ -43,7 +44,7 @@ func (s Sync) plan(workspace string, dir syncDirection) (*syncPlan, error) {
 	}
 	p := &syncPlan{
 		dir: dir, ops: s.Operations, workspace: ws, progress: s.Progress, maxFile: s.MaxFile, strong: s.StrongDigests, compress: s.Compression,
-		limits: archive.Limits{Bytes: s.MaxBytes, Entries: s.MaxEntries, NameBytes: MaxSyncPath},
+		limits: manifest.Limits{Bytes: s.MaxBytes, Entries: s.MaxEntries, NameBytes: MaxSyncPath},
 	}
 	if err := p.setLimits(); err != nil {
 		return nil, err

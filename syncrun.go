@@ -12,9 +12,8 @@ import (
 
 	"github.com/google/uuid"
 
-	"github.com/createos-lease/createos/internal/archive"
-	"github.com/createos-lease/createos/internal/hosttree"
 	"github.com/createos-lease/createos/internal/keylock"
+	"github.com/createos-lease/createos/internal/manifest"
 )
 
 // hostTargets keeps syncs of this process to the same local path apart.
@@ -167,26 +166,25 @@ func (y *syncer) commands(ctx context.Context, op int, r *SyncOperationResult) e
 }
 
 // skipped notes what was left out.
-func (r *SyncOperationResult) skipped(m *mapping, list []hosttree.Skip) {
-	r.SkippedTotal += len(list)
-	for _, s := range list {
-		if len(r.Skipped) == MaxSyncSkips {
-			return
-		}
-		r.Skipped = append(r.Skipped, SyncSkip{Mapping: m.index, Path: s.Name, Reason: s.Reason})
+func (r *SyncOperationResult) skipped(m *mapping, s skips) {
+	r.SkippedTotal += s.total
+	for _, skip := range s.first[:min(len(s.first), MaxSyncSkips-len(r.Skipped))] {
+		skip.Mapping = m.index
+		r.Skipped = append(r.Skipped, skip)
 	}
 }
 
-// phase reports the begin of a phase of a mapping.
-func (y *syncer) phase(m *mapping, phase SyncPhase, entries []archive.Entry) {
-	p := SyncProgress{Operation: y.plan.ops[m.op].ID, OperationIndex: m.op, MappingIndex: m.index, Phase: phase}
-	for _, e := range entries {
-		if e.Kind == archive.File {
-			p.TotalFiles++
-			p.TotalBytes += e.Size
-		}
-	}
-	y.meter.phase(p)
+// moved counts what a mapping has moved.
+func (r *SyncOperationResult) moved(list *manifest.List) {
+	r.Files += list.Files
+	r.Bytes += list.Bytes
+}
+
+// phase reports the begin of a phase of a mapping, with what is to be moved.
+func (y *syncer) phase(m *mapping, phase SyncPhase, files int, bytes int64) {
+	y.meter.phase(SyncProgress{
+		Operation: y.plan.ops[m.op].ID, OperationIndex: m.op, MappingIndex: m.index, Phase: phase, TotalFiles: files, TotalBytes: bytes,
+	})
 }
 
 // awake does a request, and again if it found the sandbox paused.
@@ -258,6 +256,25 @@ func (b *background) wait() error {
 	err := <-b.done
 	b.done = nil
 	return err
+}
+
+// bothSides lists what is on both sides of a mapping at once. The trees must be closed,
+// and may be nil if there is an error.
+func bothSides(ctx context.Context, here, there func(context.Context) (*tree, error)) (h, t *tree, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var bg background
+	_ = bg.start(func() (err error) {
+		h, err = here(ctx)
+		return err
+	})
+	if t, err = there(ctx); err != nil {
+		cancel()
+	}
+	if herr := bg.wait(); err == nil {
+		err = herr
+	}
+	return h, t, err
 }
 
 // leftovers are the ids of scratch directories that could not be removed.

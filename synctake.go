@@ -9,17 +9,17 @@ import (
 	"io/fs"
 	"iter"
 	"path"
-	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/createos-lease/createos/internal/archive"
 	"github.com/createos-lease/createos/internal/hosttree"
+	"github.com/createos-lease/createos/internal/manifest"
 )
 
-// takeTree fetches entries and puts them in place.
-func (y *syncer) takeTree(ctx context.Context, m *mapping, t *hosttree.Target, take []archive.Entry, remove removal, from *tree, followed []archive.Entry) (deleted int, err error) {
+// takeTree fetches what differs and puts it in place.
+func (y *syncer) takeTree(ctx context.Context, m *mapping, t *hosttree.Target, mode fs.FileMode, diff *difference) (deleted int, err error) {
+	y.phase(m, SyncTransfer, diff.put.Files, diff.put.Bytes)
 	stage := t.StageDir
 	if m.Merge {
 		stage = t.StageMerge
@@ -29,105 +29,98 @@ func (y *syncer) takeTree(ctx context.Context, m *mapping, t *hosttree.Target, t
 		return 0, err
 	}
 	defer root.Close()
-	to := archive.NewTree(root, y.plan.limits)
+	to := archive.NewTree(root)
 	defer to.Close()
 	to.FileMode = m.Mode
-	if err := y.takeEntries(ctx, m, to, take, followed); err != nil {
+	if err := y.takeEntries(ctx, m, to, diff.put); err != nil {
 		return 0, err
 	}
-	y.phase(m, SyncCommit, take)
-	if err := to.MakeLinks(); err != nil {
-		return 0, err
-	}
+	to.Close()
+	y.phase(m, SyncCommit, diff.put.Files, diff.put.Bytes)
 	if m.Merge {
-		return t.Merge(ctx, hosttree.Change{Put: take, First: remove.first, Last: remove.last, Mode: fs.FileMode(from.mode)})
+		return t.Merge(ctx, hosttree.Change{Put: diff.put, First: &diff.first, Last: &diff.last, Mode: mode})
 	}
-	if err := to.SetModes(); err != nil {
+	// What lies below comes first: it must still be reachable.
+	if err := eachOf(manifest.BottomUp(diff.put.All()), archive.Dir, to.SetMode); err != nil {
 		return 0, err
 	}
-	left, err := t.Swap(fs.FileMode(from.mode))
+	left, err := t.Swap(mode)
 	if left != nil {
 		y.warn(left)
 	}
 	return 0, err
 }
 
-// takeEntries makes directories and notes links from the list, and fetches the
-// files.
-func (y *syncer) takeEntries(ctx context.Context, m *mapping, to *archive.Tree, take, followed []archive.Entry) error {
-	links := make(map[string]bool, len(followed))
-	for _, e := range followed {
-		links[e.Name] = true
-	}
-	for _, e := range take {
-		if e.Kind != archive.File {
-			if err := to.Put(e); err != nil {
-				return err
-			}
+// eachOf calls f with the entries of a kind.
+func eachOf(list entries, kind archive.Kind, f func(archive.Entry) error) error {
+	for e, err := range list {
+		if err == nil && e.Kind == kind {
+			err = f(e)
+		}
+		if err != nil {
+			return err
 		}
 	}
-	files := func(behind bool) iter.Seq[archive.Entry] {
-		return func(yield func(archive.Entry) bool) {
-			for _, e := range take {
-				if e.Kind == archive.File && links[e.Name] == behind && !yield(e) {
+	return nil
+}
+
+// takeEntries makes directories, fetches the files, and makes the links.
+func (y *syncer) takeEntries(ctx context.Context, m *mapping, to *archive.Tree, put *manifest.List) error {
+	if err := eachOf(put.All(), archive.Dir, to.MakeDir); err != nil {
+		return err
+	}
+	files := func(yield func(archive.Entry, error) bool) { // those behind links in archives of their own
+		for _, behind := range []bool{false, true} {
+			for e, err := range put.All() {
+				if (err != nil || e.Kind == archive.File && e.Followed == behind) && !yield(e, err) {
 					return
 				}
 			}
 		}
 	}
-	units := slices.AppendSeq(slices.Collect(y.cut(files(false), false)), y.cut(files(true), true))
-	names, err := y.nameUnits(ctx, units)
+	// Each archive takes its own names out of the list.
+	packed := func(e archive.Entry) bool { return !y.large(e) }
+	names, err := y.putNames(ctx, "names", manifest.Only(files, packed))
+	if err == nil {
+		err = y.takeUnits(ctx, m, to, files, names)
+	}
 	if err != nil {
 		return err
 	}
-	return y.takeUnits(ctx, m, to, units, names)
-}
-
-// nameUnits uploads the names of the files in archives. Each archive takes its
-// own out of the list.
-func (y *syncer) nameUnits(ctx context.Context, units []*unit) (file string, err error) {
-	total := 0
-	for _, u := range units {
-		if !u.large {
-			u.first = total
-			total += len(u.entries)
-		}
-	}
-	if total == 0 {
-		return "", nil
-	}
-	file = "names." + strconv.Itoa(y.number())
-	return file, y.putNames(ctx, file, func(yield func(archive.Entry) bool) {
-		for _, u := range units {
-			for _, e := range u.entries {
-				if !u.large && !yield(e) {
-					return
-				}
-			}
-		}
-	})
+	return eachOf(put.All(), archive.Link, to.MakeLink)
 }
 
 // takeUnits fetches one unit after the other. While one is fetched, a step in the
 // sandbox makes its digest, if it is a large file, and the next unit ready.
-func (y *syncer) takeUnits(ctx context.Context, m *mapping, to *archive.Tree, units []*unit, names string) error {
-	next := y.launch(ctx, y.prepare(m, units, 0, names))
-	defer func() { _, _ = next.wait() }()
-	for i, u := range units {
-		out, err := next.wait()
+func (y *syncer) takeUnits(ctx context.Context, m *mapping, to *archive.Tree, files entries, names string) error {
+	more, stop := iter.Pull2(y.cut(files))
+	defer stop()
+	var before, u *unit
+	next, err, _ := more()
+	if err != nil {
+		return err
+	}
+	ready := y.launch(ctx, y.prepare(m, nil, nil, next, names))
+	defer func() { _, _ = ready.wait() }()
+	for next != nil {
+		before, u = u, next
+		out, err := ready.wait()
 		if err != nil {
 			return err
 		}
-		if i > 0 && units[i-1].large {
+		if before != nil && before.large {
 			_, out, _ = strings.Cut(out, "\n") // its digest
 		}
 		p, err := y.readUnit(u, out)
 		if err != nil {
 			return err
 		}
-		next = y.launch(ctx, y.prepare(m, units, i+1, names))
+		if next, err, _ = more(); err != nil {
+			return err
+		}
+		ready = y.launch(ctx, y.prepare(m, before, u, next, names))
 		if u.large {
-			p.file.sum = next.mark
+			p.file.sum = ready.mark
 			err = y.takeLarge(ctx, to, u, p)
 		} else {
 			err = y.takePack(ctx, to, u, p)
@@ -136,7 +129,7 @@ func (y *syncer) takeUnits(ctx context.Context, m *mapping, to *archive.Tree, un
 			return err
 		}
 	}
-	_, err := next.wait()
+	_, err = ready.wait()
 	return err
 }
 
@@ -173,33 +166,32 @@ while IFS= read -r -d '' e; do
 done <"$S/%[1]s.n"
 `
 
-// prepare is the step that is taken while unit i-1 is fetched: its digest, if it
-// is a large file, and all that makes unit i ready. The archive of the one
-// before is removed.
-func (y *syncer) prepare(m *mapping, units []*unit, i int, names string) string {
+// prepare is the step that is taken while unit u is fetched: its digest, if it is a
+// large file, and all that makes the next one ready. The archive of the one before is
+// removed. Each may be nil.
+func (y *syncer) prepare(m *mapping, before, u, next *unit, names string) string {
 	body := ""
-	if i > 0 && units[i-1].large {
-		body += markBody(units[i-1].number)
+	if u != nil && u.large {
+		body += markBody(u.number)
 	}
-	if i > 1 {
-		body += `rm -f "$S/` + units[i-2].name() + "\"\n"
+	if before != nil {
+		body += `rm -f "$S/` + before.name() + "\"\n"
 	}
-	if i == len(units) {
+	if next == nil {
 		return body
 	}
-	u := units[i]
-	if u.large {
-		return body + pinBody(u.number, path.Join(m.remote, u.entries[0].Name))
+	if next.large {
+		return body + pinBody(next.number, path.Join(m.remote, next.entries[0].Name))
 	}
-	name := u.name()
-	body += guestDown(m.remote, true, false) + fmt.Sprintf(guestPack, u.first+len(u.entries), len(u.entries), names, name)
+	name := next.name()
+	body += guestDown(m.remote, true, false) + fmt.Sprintf(guestPack, next.first+len(next.entries), len(next.entries), names, name)
 	option := ""
-	if u.follow {
+	if next.follow {
 		option = "-h"
 		body += fmt.Sprintf(guestBehind, name)
 	}
 	filter := "cat"
-	if u.gzip = y.compresses(); u.gzip {
+	if next.gzip = y.compresses(); next.gzip {
 		filter = "gzip -1"
 	}
 	return body + fmt.Sprintf(guestTar, name, option, filter)
@@ -246,7 +238,7 @@ func (y *syncer) takeLarge(ctx context.Context, to *archive.Tree, u *unit, p rea
 		back = y.counted(to)
 		var err error
 		if added {
-			err = to.Drop(e)
+			err = to.Remove(e)
 		}
 		if err == nil {
 			err = to.AddFile(e, r)
@@ -260,52 +252,27 @@ func (y *syncer) takeLarge(ctx context.Context, to *archive.Tree, u *unit, p rea
 	return err
 }
 
-// takePack fetches an archive into the tree. Only what was asked for may be in
-// it, and all of that must be.
+// takePack fetches an archive into the tree.
 func (y *syncer) takePack(ctx context.Context, to *archive.Tree, u *unit, p ready) error {
-	asked := make(map[string]int64, len(u.entries))
-	for _, e := range u.entries {
-		asked[e.Name] = e.Size
-	}
-	var got []archive.Entry
-	to.Admit = func(e archive.Entry) string {
-		size, ok := asked[e.Name]
-		if !ok || e.Kind != archive.File {
-			return "was not asked for"
-		}
-		if size != e.Size {
-			return reasonChanged
-		}
-		got = append(got, e)
-		return ""
-	}
-	defer func() { to.Admit = nil }()
 	began := time.Now()
+	added := false
 	back := func() {}
 	err := y.fetch(ctx, p.file, func(r io.Reader) (err error) {
 		back()
 		back = y.counted(to)
-		err = to.Drop(got...)
-		got = nil
+		if added {
+			err = to.Remove(u.entries...)
+		}
 		if err == nil {
 			err = addArchive(to, r, u)
 		}
-		if err != nil {
-			got = nil
-		}
+		added = err == nil
 		return err
 	})
 	if err != nil {
 		back()
 	}
 	y.timed(p.file.size, began)
-	var refused *archive.RefusedError
-	switch {
-	case errors.As(err, &refused) && refused.Reason == reasonChanged:
-		return ErrSyncChanged
-	case err == nil && len(got) != len(asked):
-		return &syncCause{kind: ErrSyncRefused, text: "files that were asked for are missing"}
-	}
 	return err
 }
 
@@ -313,19 +280,17 @@ func (y *syncer) takePack(ctx context.Context, to *archive.Tree, u *unit, p read
 // by what was asked for.
 func addArchive(to *archive.Tree, r io.Reader, u *unit) error {
 	if !u.gzip {
-		return to.Add(r)
+		return to.Extract(r, u.entries)
 	}
 	z, err := gzip.NewReader(r)
 	if err == nil {
-		err = to.Add(io.LimitReader(z, u.packed()))
+		err = to.Extract(io.LimitReader(z, u.packed()), u.entries)
 	}
 	if errors.Is(err, gzip.ErrHeader) || errors.Is(err, gzip.ErrChecksum) {
 		err = &archive.RefusedError{Reason: "is not compressed as was asked for"}
 	}
 	return err
 }
-
-const reasonChanged = "is of another size than before"
 
 // counted counts what is written to the tree from now on. back takes that back: an
 // attempt may fail after all of it was written.

@@ -6,29 +6,16 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"maps"
 	"os"
 	"path"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strings"
 	"time"
 )
 
 // backslashIsName says that a backslash is a character like others in a name.
 const backslashIsName = runtime.GOOS != "windows"
-
-// Limits bound what is extracted. They are counted on what is read, whatever
-// the headers announce.
-type Limits struct {
-	// Bytes is how much content all files may have together.
-	Bytes int64
-	// Entries is how many entries there may be.
-	Entries int
-	// NameBytes is how long a name, or the target of a link, may be.
-	NameBytes int
-}
 
 // A RefusedError says that an archive is not extracted, and why.
 type RefusedError struct {
@@ -48,50 +35,27 @@ func (e *RefusedError) Error() string {
 	return fmt.Sprintf("archive refused: entry %d %s", e.Entry, e.Reason)
 }
 
-// Reasons about limits; see IsLimit.
-const (
-	reasonBytes   = "has more content than the limit allows"
-	reasonEntries = "is one more than the limit allows"
-)
-
-// IsLimit says whether a refusal is about the size of the archive.
-func (e *RefusedError) IsLimit() bool {
-	return e.Reason == reasonBytes || e.Reason == reasonEntries || strings.HasSuffix(e.Reason, "above the limit")
-}
-
-// A Tree is a directory that is being filled from one archive or several.
+// A Tree is a fresh directory that is being filled. Its owner knows all that is to
+// be in it before, from a list that was checked: no name is there twice, and what
+// lies above a name is a directory. It makes the directories, takes the files out
+// of archives, and makes the links and sets the modes of directories at the end.
 //
 // Everything is written through an os.Root, so nothing lands outside of the
-// directory, whatever happens in it meanwhile. No link is written before
-// [Tree.Finish], so nothing is written through one. An entry is refused, and Add
-// fails, if its name is absolute, leads upwards or is not clean; if it is a
-// hard link, device, FIFO or socket, or of another type than file, directory
-// and symbolic link; if its name was there before, unless both are directories;
-// if something lies below it, or it below something, that is no directory; or if
-// it is above a limit. A symbolic link is refused by Finish if it is absolute or
-// leads out of the tree, alone or together with others. Bits of a mode beyond
-// the permissions are dropped.
+// directory, whatever happens in it meanwhile. Links come last, so nothing is written
+// through one. An archive is believed in nothing: it must hold the files that were
+// asked for, in their order, of their size, and nothing else.
 //
-// When Add or Finish fails the directory holds a part of the tree: fill a fresh
-// one, and put it in its place at the end.
+// When something fails the directory holds a part of the tree: fill a fresh one, and
+// put it in its place at the end. A Tree is for one goroutine at a time.
 type Tree struct {
-	root   *os.Root
-	limits Limits
+	root *os.Root
 	// FileMode, if not 0, is the mode of all files.
 	FileMode fs.FileMode
-	// Admit, if not nil, is asked about each entry before anything is written
-	// for it, and refuses it by a reason.
-	Admit func(Entry) (reason string)
 	// Progress, if not nil, is told of the bytes of files that were written,
 	// and of each file that is complete.
 	Progress func(bytes int64, files int)
 
-	kinds   map[string]Kind
-	dirs    map[string]fs.FileMode // modes to be set at the end
-	links   Links
-	bytes   int64
-	entries int
-	buf     []byte
+	buf []byte
 
 	// The directory that was written to last stays open: one step to the
 	// file is a good deal cheaper than all of them.
@@ -100,12 +64,7 @@ type Tree struct {
 }
 
 // NewTree begins a tree in a directory, which should be empty.
-func NewTree(root *os.Root, limits Limits) *Tree {
-	return &Tree{
-		root: root, limits: limits, kinds: make(map[string]Kind), dirs: make(map[string]fs.FileMode),
-		links: make(Links), buf: make([]byte, 128<<10),
-	}
-}
+func NewTree(root *os.Root) *Tree { return &Tree{root: root, buf: make([]byte, 128<<10)} }
 
 // Close lets go of what is open. It does not close the root.
 func (t *Tree) Close() {
@@ -115,81 +74,44 @@ func (t *Tree) Close() {
 	}
 }
 
-// Add extracts one archive. If it fails, the files that it has written are gone
-// again, and the same archive can be tried once more.
-func (t *Tree) Add(r io.Reader) error {
-	var wrote []Entry
-	err := t.add(tar.NewReader(r), &wrote)
-	return t.undo(wrote, err)
-}
-
-// AddFile writes one file that does not come in an archive, under the same
-// rules. r must hold e.Size bytes. If it fails the file is gone again.
-func (t *Tree) AddFile(e Entry, r io.Reader) error {
-	if reason := t.refuse(e); reason != "" {
-		return &RefusedError{Name: e.Name, Reason: reason}
-	}
-	var wrote []Entry
-	err := t.put(e, io.LimitReader(r, e.Size), &wrote)
-	return t.undo(wrote, err)
-}
-
-// undo takes out what was written, if err is not nil.
-func (t *Tree) undo(wrote []Entry, err error) error {
+// Extract writes the files of want, which an archive must hold exactly. Anything else
+// is a [*RefusedError], or [ErrChanged] for a file of another size. If it fails, what
+// it has written is gone again, and it can be tried once more.
+func (t *Tree) Extract(r io.Reader, want []Entry) error {
+	n, err := t.extract(tar.NewReader(r), want)
 	if err == nil {
 		return nil
 	}
-	return errors.Join(err, t.Drop(wrote...))
+	return errors.Join(err, t.Remove(want[:n]...))
 }
 
-// Drop takes out entries that were added, such as those of an archive that
-// turned out to be another one when its digest was known. Directories stay on
-// the disk.
-func (t *Tree) Drop(entries ...Entry) (err error) {
-	for _, e := range entries {
-		delete(t.kinds, e.Name)
-		delete(t.links, e.Name)
-		t.entries--
-		if e.Kind == File {
-			t.bytes -= e.Size
-			err = errors.Join(err, ignoreAbsent(t.root.Remove(filepath.FromSlash(e.Name))))
-		}
-	}
-	return err
-}
-
-func ignoreAbsent(err error) error {
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	return err
-}
-
-func (t *Tree) add(r *tar.Reader, wrote *[]Entry) error {
-	for n := 1; ; n++ {
+// extract returns how many files it has begun.
+func (t *Tree) extract(r *tar.Reader, want []Entry) (begun int, err error) {
+	for {
 		h, err := r.Next()
-		if err == io.EOF {
-			return nil
-		}
-		if err != nil {
-			return readError(n, err)
-		}
-		e, reason := entryOf(h)
 		switch {
-		case reason != "":
-		case e.Name == "." && e.Kind == Dir:
-			continue // the tree itself
-		default:
-			reason = t.refuse(e)
+		case err == io.EOF && begun < len(want):
+			return begun, &RefusedError{Reason: "files that were asked for are missing"}
+		case err == io.EOF:
+			return begun, nil
+		case err != nil:
+			return begun, readError(begun+1, err)
 		}
-		if reason == "" {
-			err = t.put(e, r, wrote)
+		reason := refuse(h)
+		if reason == "" && (begun == len(want) || strings.TrimPrefix(h.Name, "./") != want[begun].Name) {
+			reason = "was not asked for"
 		}
 		if reason != "" {
-			return &RefusedError{Entry: n, Name: e.Name, Reason: reason}
+			return begun, &RefusedError{Entry: begun + 1, Name: h.Name, Reason: reason}
 		}
-		if err != nil {
-			return readError(n, err)
+		e := want[begun]
+		if h.Size != e.Size {
+			return begun, ErrChanged
+		}
+		e.Mode, e.ModTime = fs.FileMode(h.Mode).Perm(), h.ModTime.Unix()
+		begun++
+		if err := t.write(e, r); err != nil {
+			return begun, readError(begun, err)
 		}
 	}
 }
@@ -203,115 +125,66 @@ func readError(n int, err error) error {
 	return err
 }
 
-// entryOf reads a header.
-func entryOf(h *tar.Header) (e Entry, reason string) {
-	e = Entry{Name: strings.TrimPrefix(h.Name, "./"), Mode: fs.FileMode(h.Mode).Perm(), ModTime: h.ModTime.Unix()}
+// refuse says what an entry is, if it is no file.
+func refuse(h *tar.Header) string {
 	switch h.Typeflag {
 	case tar.TypeReg:
-		e.Kind, e.Size = File, h.Size
+		return ""
 	case tar.TypeDir:
-		e.Kind = Dir
-		if e.Name = strings.TrimSuffix(e.Name, "/"); e.Name == "" && h.Name == "./" {
-			e.Name = "."
-		}
+		return "is a directory"
 	case tar.TypeSymlink:
-		e.Kind, e.Target = Link, h.Linkname
+		return "is a symbolic link"
 	case tar.TypeLink:
-		return e, "is a hard link"
+		return "is a hard link"
 	case tar.TypeChar, tar.TypeBlock:
-		return e, "is a device"
+		return "is a device"
 	case tar.TypeFifo:
-		return e, "is a FIFO"
-	default:
-		return e, "is of an unknown type"
+		return "is a FIFO"
 	}
-	return e, ""
+	return "is of an unknown type"
 }
 
-// refuse says why an entry must not be part of the tree. It counts it if it may.
-func (t *Tree) refuse(e Entry) string {
-	if reason := CheckName(e.Name, t.limits.NameBytes); reason != "" {
-		return reason
-	}
-	if e.Kind == Link && (e.Target == "" || len(e.Target) > t.limits.NameBytes || strings.ContainsRune(e.Target, 0)) {
-		return "has a target that is empty or above the limit"
-	}
-	if was, twice := t.kinds[e.Name]; twice && (was != Dir || e.Kind != Dir) {
-		return "has a name that was there before"
-	}
-	for up := path.Dir(e.Name); up != "."; up = path.Dir(up) {
-		if kind, known := t.kinds[up]; known && kind != Dir {
-			return "lies below something that is no directory"
-		} else if known {
-			break
-		}
-	}
-	switch {
-	case t.entries >= t.limits.Entries:
-		return reasonEntries
-	case e.Size < 0 || e.Size > t.limits.Bytes-t.bytes:
-		return reasonBytes
-	case t.Admit != nil:
-		return t.Admit(e)
-	}
-	return ""
-}
-
-// put makes an entry that was not refused.
-func (t *Tree) put(e Entry, r io.Reader, wrote *[]Entry) error {
-	if e.Kind != File {
-		_, known := t.kinds[e.Name]
-		if err := t.Put(e); err != nil {
-			return err
-		}
-		if !known {
-			*wrote = append(*wrote, e)
-		}
+// AddFile writes one file that does not come in an archive. r must hold e.Size
+// bytes. If it fails the file is gone again.
+func (t *Tree) AddFile(e Entry, r io.Reader) error {
+	err := t.write(e, io.LimitReader(r, e.Size))
+	if err == nil {
 		return nil
 	}
-	*wrote = append(*wrote, e)
-	t.count(e)
-	n, err := t.write(e, r)
-	if err == nil && n != e.Size {
-		err = io.ErrUnexpectedEOF
+	return errors.Join(err, t.Remove(e))
+}
+
+// Remove removes files that were written, such as those of an archive that turned
+// out to be another one when its digest was known.
+func (t *Tree) Remove(files ...Entry) (err error) {
+	for _, e := range files {
+		rerr := t.root.Remove(filepath.FromSlash(e.Name))
+		if !errors.Is(rerr, fs.ErrNotExist) {
+			err = errors.Join(err, rerr)
+		}
 	}
 	return err
 }
 
-func (t *Tree) count(e Entry) {
-	if _, known := t.kinds[e.Name]; !known || e.Kind != Dir {
-		t.entries++
+// MakeDir makes a directory, and what is missing above it, writable for the time
+// being.
+func (t *Tree) MakeDir(e Entry) error { return t.root.MkdirAll(filepath.FromSlash(e.Name), 0o700) }
+
+// MakeLink makes a symbolic link, which the owner has judged.
+func (t *Tree) MakeLink(e Entry) error {
+	dir, err := t.dir(e.Name)
+	if err != nil {
+		return err
 	}
-	t.kinds[e.Name] = e.Kind
-	t.bytes += e.Size
+	return dir.Symlink(e.Target, path.Base(e.Name))
 }
 
-// Put makes a directory or notes a link, without an archive. The entry is
-// trusted: the caller has checked it.
-func (t *Tree) Put(e Entry) error {
-	t.count(e)
-	if e.Kind == Link {
-		t.links[e.Name] = e.Target
-		return nil
-	}
-	t.dirs[e.Name] = e.Mode
-	return t.parents(e.Name)
+// SetMode gives a directory its mode, after all that is below it has its own.
+func (t *Tree) SetMode(e Entry) error {
+	return t.root.Chmod(filepath.FromSlash(e.Name), e.Mode.Perm())
 }
 
-// parents makes directories, all of them writable for the time being.
-func (t *Tree) parents(name string) error {
-	for up := name; up != "."; up = path.Dir(up) {
-		if _, made := t.dirs[up]; !made {
-			t.dirs[up] = 0o755
-		}
-		if t.kinds[up] == 0 {
-			t.kinds[up] = Dir
-		}
-	}
-	return t.root.MkdirAll(filepath.FromSlash(name), 0o700)
-}
-
-// dir opens the directory of a name.
+// dir opens the directory of a name, and makes it if it is missing.
 func (t *Tree) dir(name string) (*os.Root, error) {
 	dir := path.Dir(name)
 	if dir == "." {
@@ -320,12 +193,12 @@ func (t *Tree) dir(name string) (*os.Root, error) {
 	if t.atRoot != nil && t.at == dir {
 		return t.atRoot, nil
 	}
-	if t.kinds[dir] == 0 || t.dirs[dir] == 0 {
-		if err := t.parents(dir); err != nil {
-			return nil, err
+	next, err := t.root.OpenRoot(filepath.FromSlash(dir))
+	if errors.Is(err, fs.ErrNotExist) {
+		if err = t.MakeDir(Entry{Name: dir}); err == nil {
+			next, err = t.root.OpenRoot(filepath.FromSlash(dir))
 		}
 	}
-	next, err := t.root.OpenRoot(filepath.FromSlash(dir))
 	if err != nil {
 		return nil, err
 	}
@@ -335,21 +208,44 @@ func (t *Tree) dir(name string) (*os.Root, error) {
 }
 
 // write writes a file with its final mode and time.
-func (t *Tree) write(e Entry, r io.Reader) (int64, error) {
-	f, err := t.Create(e)
+func (t *Tree) write(e Entry, r io.Reader) error {
+	dir, err := t.dir(e.Name)
 	if err != nil {
-		return 0, err
+		return err
+	}
+	base := path.Base(e.Name)
+	f, err := dir.OpenFile(base, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
 	}
 	n, err := t.copy(f, r)
-	if err != nil {
-		_ = f.Close()
-		return n, err
+	if err == nil && n != e.Size {
+		err = io.ErrUnexpectedEOF
 	}
-	return n, t.Seal(f, e)
+	mode := e.Mode
+	if t.FileMode != 0 {
+		mode = t.FileMode
+	}
+	if err == nil {
+		err = f.Chmod(mode.Perm())
+	}
+	if cerr := f.Close(); err == nil {
+		err = cerr
+	}
+	if err != nil {
+		return err
+	}
+	at := time.Unix(e.ModTime, 0)
+	if err := dir.Chtimes(base, at, at); err != nil {
+		return err
+	}
+	if t.Progress != nil {
+		t.Progress(0, 1)
+	}
+	return nil
 }
 
-// copy copies, and counts what it reads, so that a header that lies about the
-// size gains nothing.
+// copy copies, and reports as it goes.
 func (t *Tree) copy(w io.Writer, r io.Reader) (n int64, err error) {
 	for {
 		m, err := r.Read(t.buf)
@@ -369,83 +265,4 @@ func (t *Tree) copy(w io.Writer, r io.Reader) (n int64, err error) {
 			return n, err
 		}
 	}
-}
-
-// Create opens a fresh file of the tree for writing; [Tree.Seal]
-// completes it.
-func (t *Tree) Create(e Entry) (*os.File, error) {
-	dir, err := t.dir(e.Name)
-	if err != nil {
-		return nil, err
-	}
-	return dir.OpenFile(path.Base(e.Name), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-}
-
-// Seal closes a file that was written, with its final mode and time.
-func (t *Tree) Seal(f *os.File, e Entry) error {
-	mode := e.Mode
-	if t.FileMode != 0 {
-		mode = t.FileMode
-	}
-	err := f.Chmod(mode.Perm())
-	if cerr := f.Close(); err == nil {
-		err = cerr
-	}
-	if err != nil {
-		return err
-	}
-	dir, err := t.dir(e.Name)
-	if err != nil {
-		return err
-	}
-	at := time.Unix(e.ModTime, 0)
-	if err := dir.Chtimes(path.Base(e.Name), at, at); err != nil {
-		return err
-	}
-	if t.Progress != nil {
-		t.Progress(0, 1)
-	}
-	return nil
-}
-
-// Finish judges the links and makes them, and gives the directories their modes.
-func (t *Tree) Finish() error {
-	if err := t.MakeLinks(); err != nil {
-		return err
-	}
-	return t.SetModes()
-}
-
-// MakeLinks is the first half of [Tree.Finish]. None is made if one is refused.
-func (t *Tree) MakeLinks() error {
-	defer t.Close()
-	names := slices.Sorted(maps.Keys(t.links))
-	for _, name := range names {
-		if !t.links.Stays(name) {
-			return &RefusedError{Name: name, Reason: "a symbolic link leads out of the tree"}
-		}
-	}
-	for _, name := range names {
-		dir, err := t.dir(name)
-		if err != nil {
-			return err
-		}
-		if err := dir.Symlink(t.links[name], path.Base(name)); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// SetModes is the second half of [Tree.Finish].
-func (t *Tree) SetModes() error {
-	t.Close()
-	dirs := slices.Sorted(maps.Keys(t.dirs))
-	slices.Reverse(dirs) // what lies below comes first: it must still be reachable
-	for _, name := range dirs {
-		if err := t.root.Chmod(filepath.FromSlash(name), t.dirs[name].Perm()); err != nil {
-			return err
-		}
-	}
-	return nil
 }

@@ -1,7 +1,6 @@
 package hosttree_test
 
 import (
-	"context"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -10,11 +9,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/createos-lease/createos/internal/archive"
 	"github.com/createos-lease/createos/internal/hosttree"
 )
-
-var limits = archive.Limits{Bytes: 1 << 20, Entries: 100, NameBytes: 500}
 
 func write(t *testing.T, path, content string) {
 	t.Helper()
@@ -134,97 +130,4 @@ func TestOpenDirRefusesALink(t *testing.T) {
 	root, err = hosttree.OpenDir("/")
 	require.NoError(t, err)
 	require.NoError(t, root.Close())
-}
-
-func TestListLeavesOutWhatLeadsOut(t *testing.T) {
-	dir := t.TempDir()
-	write(t, filepath.Join(dir, "a/f"), "1234")
-	for name, to := range map[string]string{"in": "a/f", "a/up": "../in", "out": "..", "a/out": "../../x", "abs": "/etc"} {
-		require.NoError(t, os.Symlink(to, filepath.Join(dir, name)))
-	}
-	root, err := hosttree.OpenDir(dir)
-	require.NoError(t, err)
-	defer root.Close()
-	list := func(o hosttree.ListOptions) (listed, skipped []string) {
-		o.Limits = limits
-		l, err := hosttree.List(t.Context(), root, o)
-		require.NoError(t, err)
-		for _, e := range l.Entries {
-			listed = append(listed, e.Name)
-		}
-		for _, s := range l.Skipped {
-			skipped = append(skipped, s.Name)
-		}
-		require.Equal(t, int64(4), l.Bytes)
-		require.Equal(t, 1, l.Files)
-		return listed, skipped
-	}
-	listed, skipped := list(hosttree.ListOptions{})
-	require.Equal(t, []string{"a", "a/f", "a/up", "in"}, listed)
-	require.ElementsMatch(t, []string{"a/out", "abs", "out"}, skipped)
-	listed, skipped = list(hosttree.ListOptions{All: true, Exclude: func(name string, _ bool) bool { return name == "abs" }})
-	require.Equal(t, []string{"a", "a/f", "a/out", "a/up", "in", "out"}, listed)
-	require.Empty(t, skipped)
-
-	_, err = hosttree.List(t.Context(), root, hosttree.ListOptions{Limits: archive.Limits{Bytes: 3, Entries: 10, NameBytes: 100}})
-	require.ErrorIs(t, err, hosttree.ErrLimit)
-	_, err = hosttree.List(t.Context(), root, hosttree.ListOptions{Limits: archive.Limits{Bytes: 30, Entries: 2, NameBytes: 100}})
-	require.ErrorIs(t, err, hosttree.ErrLimit)
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	_, err = hosttree.List(ctx, root, hosttree.ListOptions{Limits: limits})
-	require.ErrorIs(t, err, context.Canceled)
-}
-
-func TestReaderNoticesWhatChanged(t *testing.T) {
-	dir := t.TempDir()
-	write(t, filepath.Join(dir, "d/f"), "1234")
-	root, err := hosttree.OpenDir(dir)
-	require.NoError(t, err)
-	defer root.Close()
-	r := hosttree.NewReader(root)
-	defer r.Close()
-	buf := make([]byte, 100)
-	for _, size := range []int64{3, 5, 200} {
-		e := archive.Entry{Name: "d/f", Kind: archive.File, Size: size}
-		_, err := r.Digest(t.Context(), e, buf)
-		require.ErrorIs(t, err, archive.ErrChanged)
-		_, err = r.Open(e)
-		require.ErrorIs(t, err, archive.ErrChanged)
-	}
-	for _, n := range []int{4, 100, 5000} { // with one read, and with several
-		write(t, filepath.Join(dir, "d/f"), strings.Repeat("x", n))
-		sum, err := r.Digest(t.Context(), archive.Entry{Name: "d/f", Kind: archive.File, Size: int64(n)}, buf)
-		require.NoError(t, err)
-		require.NotZero(t, sum)
-	}
-	_, err = r.Digest(t.Context(), archive.Entry{Name: "d/gone", Kind: archive.File}, buf)
-	require.ErrorIs(t, err, archive.ErrChanged)
-}
-
-// os.Root follows a link that stays in it, and that may lead to what was not to be
-// read.
-func TestReaderNoticesALink(t *testing.T) {
-	dir := t.TempDir()
-	write(t, filepath.Join(dir, "pub/a"), "1234")
-	write(t, filepath.Join(dir, "priv/a"), "5678")
-	write(t, filepath.Join(dir, "x/sub/a"), "5678")
-	require.NoError(t, os.Symlink("priv", filepath.Join(dir, "dir")))
-	require.NoError(t, os.Symlink("x", filepath.Join(dir, "deep")))
-	require.NoError(t, os.Symlink("a", filepath.Join(dir, "pub/link")))
-	root, err := hosttree.OpenDir(dir)
-	require.NoError(t, err)
-	defer root.Close()
-	r := hosttree.NewReader(root)
-	defer r.Close()
-	buf := make([]byte, 100)
-	for _, name := range []string{"dir/a", "pub/link", "deep/sub/a", "priv"} {
-		e := archive.Entry{Name: name, Kind: archive.File, Size: 4}
-		_, err := r.Open(e)
-		require.ErrorIs(t, err, archive.ErrChanged, name)
-		_, err = r.Digest(t.Context(), e, buf)
-		require.ErrorIs(t, err, archive.ErrChanged, name)
-	}
-	_, err = r.Digest(t.Context(), archive.Entry{Name: "x/sub/a", Kind: archive.File, Size: 4}, buf)
-	require.NoError(t, err)
 }

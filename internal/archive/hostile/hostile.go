@@ -10,18 +10,23 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/createos-lease/createos/internal/archive"
 )
 
 // A Case is an archive and what becomes of it.
 type Case struct {
 	Name string
 	// Want is the reason for which it is refused, empty if it is taken.
-	Want  string
+	Want string
+	// Asked are the files that it should hold.
+	Asked []archive.Entry
 	lines []string
 }
 
 // Read reads a table. A case begins with "== name: reason"; each line of it is an
-// entry: a type, a name in quotes, and options. The types are file, dir, link,
+// entry: a type, a name in quotes, and options. Or it is "ask", the name of a file that
+// was asked for, and its size=N. The types are file, dir, link,
 // hard, char, block, fifo, contiguous, sparse and unknown. The options are "-> target"
 // (in quotes), size=N (announced; content=N follow), mode=OCTAL and format=pax or
 // format=gnu. Lines that begin with # are comments.
@@ -41,6 +46,14 @@ func Read(path string) ([]Case, error) {
 			return nil, fmt.Errorf("%s: entry before the first case", path)
 		default:
 			c := &cases[len(cases)-1]
+			if asked, is := strings.CutPrefix(line, "ask "); is {
+				e := archive.Entry{Kind: archive.File}
+				if _, err := fmt.Sscanf(asked, "%q size=%d", &e.Name, &e.Size); err != nil {
+					return nil, fmt.Errorf("%s: %q: %w", path, line, err)
+				}
+				c.Asked = append(c.Asked, e)
+				continue
+			}
 			c.lines = append(c.lines, line)
 		}
 	}

@@ -1,0 +1,244 @@
+package createos
+
+import (
+	"context"
+	"crypto/sha256"
+	"io/fs"
+	"iter"
+	"os"
+	"path"
+
+	"github.com/createos-lease/createos/internal/archive"
+	"github.com/createos-lease/createos/internal/hosttree"
+	"github.com/createos-lease/createos/internal/manifest"
+)
+
+// A tree is what is on one side of a mapping.
+type tree struct {
+	// entries have distinct names, and what lies above one is a directory among
+	// them.
+	entries manifest.List
+	skips   skips
+	mode    fs.FileMode // of the top
+	absent  bool        // there is no such directory
+}
+
+// close lets go of the list. It may be nil.
+func (t *tree) close() {
+	if t != nil {
+		t.entries.Close()
+	}
+}
+
+// skips are what was left out: all are counted, the first are named.
+type skips struct {
+	total int
+	first []SyncSkip
+}
+
+func (s *skips) add(name, reason string) {
+	if s.total++; len(s.first) < MaxSyncSkips {
+		s.first = append(s.first, SyncSkip{Path: name, Reason: reason})
+	}
+}
+
+type entries = iter.Seq2[archive.Entry, error]
+
+const reasonLink = "is a symbolic link that leads out of the tree"
+
+// localTree lists a directory of this machine.
+func (y *syncer) localTree(ctx context.Context, root *os.Root, m *mapping, exclude func(name string, dir bool) bool) (*tree, error) {
+	info, err := root.Stat(".")
+	if err != nil {
+		return nil, err
+	}
+	var listed manifest.List
+	defer listed.Close()
+	target := y.plan.dir == syncOut
+	o := hosttree.WalkOptions{Exclude: exclude, Limits: y.plan.limits, Target: target, Digest: m.Delta}
+	if err := hosttree.Walk(ctx, root, o, listed.Add); err != nil {
+		return nil, err
+	}
+	if err := listed.Sort(); err != nil {
+		return nil, err
+	}
+	t := &tree{mode: info.Mode().Perm()}
+	return t, t.fill(listed.All(), !target)
+}
+
+// fill makes the tree of what was listed, sorted. What is to be skipped is counted,
+// and what is below it left out. Of a source so are links that lead out of the tree,
+// alone or together. Of a target all links count: they may have to go.
+func (t *tree) fill(listed entries, source bool) error {
+	links := make(archive.Links)
+	if source {
+		for e, err := range connected(listed) {
+			if err != nil {
+				return err
+			}
+			if e.Kind == archive.Link && e.Skip == "" {
+				links[e.Name] = e.Target
+			}
+		}
+	}
+	for e, err := range connected(listed) {
+		if err == nil && source && e.Kind == archive.Link && e.Skip == "" && !links.Stays(e.Name) {
+			e.Skip = reasonLink
+		}
+		switch {
+		case err != nil:
+			return err
+		case e.Skip != "":
+			t.skips.add(e.Name, e.Skip)
+		default:
+			if err := t.entries.Add(e); err != nil {
+				return err
+			}
+		}
+	}
+	return t.entries.Sort()
+}
+
+// connected goes through a sorted list, without what is below something skipped. It
+// refuses a list that names something twice, or something in a directory that it does
+// not name: what is in the place of that would not be looked at.
+func connected(listed entries) entries {
+	return func(yield func(archive.Entry, error) bool) {
+		var within []string // directories, each in the one before
+		last, skipped := "", ""
+		for e, err := range listed {
+			if err == nil && e.Name == last {
+				err = refusedList(nil)
+			}
+			last = e.Name
+			switch {
+			case err != nil:
+			case skipped != "" && manifest.Below(e.Name, skipped):
+				continue
+			case e.Skip != "":
+				skipped = e.Name
+			default:
+				n := len(within)
+				for n > 0 && !manifest.Below(e.Name, within[n-1]) {
+					n--
+				}
+				within = within[:n]
+				if up := path.Dir(e.Name); up != "." && (n == 0 || up != within[n-1]) {
+					err = refusedList(nil)
+				}
+				if e.Kind == archive.Dir {
+					within = append(within, e.Name)
+				}
+			}
+			if !yield(e, err) || err != nil {
+				return
+			}
+		}
+	}
+}
+
+// noted adds to entries what notes, sorted as well, say about those of their names.
+func noted(listed, notes entries, add func(e *archive.Entry, note archive.Entry)) entries {
+	return func(yield func(archive.Entry, error) bool) {
+		for p, err := range manifest.Pairs(listed, notes) {
+			if err != nil {
+				yield(archive.Entry{}, err)
+				return
+			}
+			if p.A == nil {
+				continue
+			}
+			if p.B != nil {
+				add(p.A, *p.B)
+			}
+			if !yield(*p.A, nil) {
+				return
+			}
+		}
+	}
+}
+
+// A difference is what makes one tree like another.
+type difference struct {
+	put *manifest.List // what is to be moved
+	// What Delete removes: what stands in the way of an entry of another kind goes
+	// first, the rest when all is in place.
+	first, last manifest.List
+	own         manifest.List // put, if it is not all of the source
+	same        int           // files that need not be moved
+}
+
+// count is how much is to be done.
+func (d *difference) count() int { return d.put.Len + d.removals() }
+
+func (d *difference) removals() int { return d.first.Len + d.last.Len }
+
+func (d *difference) close() {
+	for _, l := range []*manifest.List{&d.first, &d.last, &d.own} {
+		l.Close()
+	}
+}
+
+// difference compares the source with the target, as far as the mapping asks for it.
+// It is never nil, and must be closed.
+func (m *mapping) difference(from, to *tree) (*difference, error) {
+	d := &difference{put: &from.entries}
+	if !m.Delta && !m.Delete {
+		return d, nil
+	}
+	if m.Delta {
+		d.put = &d.own
+	}
+	way := "" // a directory that stands in the way, with all that is below it
+	for p, err := range manifest.Pairs(from.entries.All(), to.entries.All()) {
+		if err != nil {
+			return d, err
+		}
+		a, b := p.A, p.B
+		swapped := a != nil && b != nil && (a.Kind == archive.Dir) != (b.Kind == archive.Dir)
+		inWay := b != nil && way != "" && manifest.Below(b.Name, way)
+		if swapped && !inWay && b.Kind == archive.Dir {
+			way = b.Name
+		}
+		switch {
+		case !m.Delete || b == nil:
+		case swapped || inWay:
+			err = d.first.Add(*b)
+		case a == nil:
+			err = d.last.Add(*b)
+		}
+		switch {
+		case err != nil || a == nil || !m.Delta:
+		case b == nil || !m.equal(*a, *b):
+			err = d.own.Add(*a)
+		case a.Kind == archive.File:
+			d.same++
+		}
+		if err != nil {
+			return d, err
+		}
+	}
+	for _, l := range []*manifest.List{&d.first, &d.last, &d.own} {
+		if err := l.Sort(); err != nil {
+			return d, err
+		}
+	}
+	return d, nil
+}
+
+// equal says whether what is in the target need not be moved.
+func (m *mapping) equal(a, b archive.Entry) bool {
+	mode := a.Mode
+	if a.Kind == archive.File {
+		mode = m.fileMode(mode)
+	}
+	switch {
+	case a.Kind != b.Kind:
+		return false
+	case a.Kind == archive.Link:
+		return a.Target == b.Target
+	case mode != b.Mode:
+		return false
+	}
+	return a.Kind == archive.Dir || a.Size == b.Size && a.Sum == b.Sum && a.Sum != [sha256.Size]byte{}
+}
