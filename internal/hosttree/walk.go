@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"slices"
 
 	"github.com/createos-lease/createos/internal/archive"
 	"github.com/createos-lease/createos/internal/manifest"
@@ -59,8 +60,9 @@ func (w *walker) dir(root *os.Root, at string) error {
 // nameBatch is how many names of a directory are read at once.
 const nameBatch = 1024
 
-// eachName calls f with the names in a directory, some at a time: there may be any
-// number. It is open meanwhile only if there are many, for f may go far down.
+// eachName calls f with the names in a directory, some at a time, and these sorted:
+// there may be any number. It is open meanwhile only if there are many, for f may go
+// far down.
 func eachName(root *os.Root, f func(base string) error) error {
 	d, err := root.Open(".")
 	if err != nil {
@@ -82,6 +84,7 @@ func eachName(root *os.Root, f func(base string) error) error {
 				_ = d.Close()
 			}
 		}
+		slices.Sort(names) // so that most trees need not be sorted by those who list them
 		for _, base := range names {
 			if err := f(base); err != nil {
 				return err
