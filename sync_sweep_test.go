@@ -103,16 +103,55 @@ type sweepCase struct {
 	old    func(r *syncRig)
 	sync   func(ctx context.Context, r *syncRig) error
 	target func(r *syncRig) string
+	merge  *sweptMerge // for directories that are merged into
 }
 
-// lookAt describes a file or a directory.
+// healthy makes the sync without trouble, and returns the target before and after.
+func (c *sweepCase) healthy(t *testing.T, r *syncRig) (old, latest any) {
+	c.old(r)
+	old = lookAt(t, c.target(r))
+	require.NoError(t, c.sync(t.Context(), r))
+	latest = lookAt(t, c.target(r))
+	require.NotEqual(t, old, latest)
+	if c.merge != nil { // what it should be does not depend on the sync
+		require.Equal(t, c.merge.want(r, old.(map[string]string)), latest)
+	}
+	return old, latest
+}
+
+// judge checks what a sync with trouble has left.
+func (c *sweepCase) judge(t *testing.T, r *syncRig, err error, old, latest any, trouble string) {
+	t.Helper()
+	got := lookAt(t, c.target(r))
+	if c.merge == nil {
+		if err == nil || fmt.Sprint(got) != fmt.Sprint(old) {
+			require.Equal(t, latest, got, "%s, error %v: neither old nor new", trouble, err)
+		}
+		r.clean()
+		return
+	}
+	if err == nil {
+		require.Equal(t, latest, got, "%s: success without the new content", trouble)
+	}
+	require.Empty(t, neitherOldNorNew(old, latest, got), "%s, error %v", trouble, err)
+	r.clean()
+	if err != nil { // whatever mixture it begins with
+		require.NoError(t, c.sync(t.Context(), r), "%s: the same sync once more", trouble)
+		require.Equal(t, latest, lookAt(t, c.target(r)), "%s: the same sync once more", trouble)
+		r.clean()
+	}
+}
+
+// lookAt describes a file or a directory, the mode of that itself included.
 func lookAt(t testing.TB, path string) any {
 	info, err := os.Lstat(path)
 	if err != nil {
 		return err.Error()
 	}
 	if info.IsDir() {
-		return snapshot(t, path)
+		tree := snapshot(t, path)
+		tree["."] = info.Mode().String()
+		return tree
 	}
 	b, err := os.ReadFile(path)
 	require.NoError(t, err)
@@ -191,44 +230,40 @@ func (r *syncRig) fillSource() {
 }
 
 // Killing the connection, and with it the caller's context, at any byte leaves old
-// or new and no scratch file.
+// or new, in a directory that is merged into for each file, and no scratch file.
 func TestSyncSurvivesTheEndOfItsConnectionAtAnyByte(t *testing.T) {
 	t.Parallel()
 	stride := int64(1009)
 	if testing.Short() {
 		stride = 9001
 	}
+	sweepBytes(t, sweepCases(), stride)
+}
+
+// sweepBytes ends the connection at every so many bytes. Each case begins with
+// others, so that together they hit more.
+func sweepBytes(t *testing.T, cases []sweepCase, stride int64) {
 	k := &killer{}
 	r := newSyncRig(t, createostest.Options{}, func(c *createos.DriverConfig) { c.Transport = k.transport() })
 	r.fillSource()
-	for _, c := range sweepCases() {
+	for i, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			c.old(r)
-			old := lookAt(t, c.target(r))
 			k.arm(0, nil)
-			require.NoError(t, c.sync(t.Context(), r))
+			old, latest := c.healthy(t, r)
 			total := k.bytes()
-			latest := lookAt(t, c.target(r))
-			require.NotEqual(t, old, latest)
 			failures := 0
-			for at := int64(1); at < total; at += stride {
+			for at := 1 + min(int64(i)*stride/int64(len(cases)), total/2); at < total; at += stride {
 				c.old(r)
 				ctx, cancel := context.WithCancel(t.Context())
 				k.arm(at, cancel)
 				err := c.sync(ctx, r)
 				cancel()
 				k.arm(0, nil)
-				got := lookAt(t, c.target(r))
 				if err != nil {
 					failures++
 					require.ErrorIs(t, err, context.Canceled)
-				} else {
-					require.Equal(t, latest, got, "byte %d: success without the new content", at)
 				}
-				if fmt.Sprint(got) != fmt.Sprint(old) {
-					require.Equal(t, latest, got, "byte %d: neither old nor new", at)
-				}
-				r.clean()
+				c.judge(t, r, err, old, latest, fmt.Sprintf("byte %d", at))
 			}
 			require.Positive(t, failures)
 		})
@@ -240,37 +275,37 @@ func TestSyncSurvivesTheEndOfItsConnectionAtAnyByte(t *testing.T) {
 // the reply is lost, and the sync finds out and succeeds.
 func TestSyncSurvivesTheLossOfAnyReply(t *testing.T) {
 	t.Parallel()
+	sweepReplies(t, sweepCases(), 1)
+}
+
+// sweepReplies loses one reply of so many, which are others for each case.
+func sweepReplies(t *testing.T, cases []sweepCase, one int) {
 	r := newSyncRig(t, createostest.Options{})
 	r.fillSource()
-	for _, c := range sweepCases() {
+	for i, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			c.old(r)
-			old := lookAt(t, c.target(r))
 			r.srv.ForgetRequests()
-			require.NoError(t, c.sync(t.Context(), r))
+			old, latest := c.healthy(t, r)
 			total := len(r.srv.Requests())
-			latest := lookAt(t, c.target(r))
-			for n := 1; n <= total; n++ {
-				for _, leave := range []bool{true, false} {
-					c.old(r)
-					ctx, cancel := context.WithCancel(t.Context())
-					f := createostest.Fault{Nth: n, DropReply: true}
-					if leave {
-						f.Before = cancel
-					}
-					r.srv.Fail(f)
-					err := c.sync(ctx, r)
-					cancel()
-					r.srv.ClearFaults()
-					got := lookAt(t, c.target(r))
-					if !leave {
-						require.NoError(t, err, "request %d", n)
-					}
-					if err == nil || fmt.Sprint(got) != fmt.Sprint(old) {
-						require.Equal(t, latest, got, "request %d", n)
-					}
-					r.clean()
+			for k := range 2 * total {
+				n, leave := 1+k/2, k%2 == 0
+				if (k+i)%one != 0 {
+					continue
 				}
+				c.old(r)
+				ctx, cancel := context.WithCancel(t.Context())
+				f := createostest.Fault{Nth: n, DropReply: true}
+				if leave {
+					f.Before = cancel
+				}
+				r.srv.Fail(f)
+				err := c.sync(ctx, r)
+				cancel()
+				r.srv.ClearFaults()
+				if !leave {
+					require.NoError(t, err, "request %d", n)
+				}
+				c.judge(t, r, err, old, latest, fmt.Sprintf("request %d, leave %t", n, leave))
 			}
 		})
 	}
