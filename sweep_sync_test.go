@@ -3,13 +3,13 @@ package createos_test
 import (
 	"context"
 	"errors"
-	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -27,50 +27,65 @@ var syncOperations = func() []operation {
 		return nil
 	}
 	var all []operation
+	file := createos.SyncMapping{Source: "new/a/1", Target: "old/a/1"}
+	directory := createos.SyncMapping{Source: "new", Target: "old"}
+	delta := createos.SyncMapping{Source: "new", Target: "old", Delta: true, Delete: true}
 	for _, c := range []struct {
 		name string
-		out  bool
-		m    createos.SyncMapping
+		job  syncJob
 	}{
-		{"SyncIn, file", false, createos.SyncMapping{Source: "new/a/1", Target: "old/a/1"}},
-		{"SyncIn, directory", false, createos.SyncMapping{Source: "new", Target: "old"}},
-		{"SyncIn, delta", false, createos.SyncMapping{Source: "new", Target: "old", Delta: true, Delete: true}},
-		{"SyncOut, file", true, createos.SyncMapping{Source: "new/a/1", Target: "old/a/1"}},
-		{"SyncOut, directory", true, createos.SyncMapping{Source: "new", Target: "old"}},
-		{"SyncOut, delta", true, createos.SyncMapping{Source: "new", Target: "old", Delta: true, Delete: true}},
+		{"SyncIn, file", syncJob{m: file}},
+		{"SyncIn, directory", syncJob{m: directory}},
+		{"SyncIn, delta", syncJob{m: delta}},
+		{"SyncIn, commands", syncJob{m: file, commands: true}},
+		{"SyncOut, file", syncJob{out: true, m: file}},
+		{"SyncOut, directory", syncJob{out: true, m: directory}},
+		{"SyncOut, delta", syncJob{out: true, m: delta}},
 	} {
-		job := syncJob{out: c.out, m: c.m}
+		opts := createostest.Options{RealCommands: true}
+		if c.job.commands {
+			opts.Commands = hybridCommand // which wins
+		}
 		all = append(all, operation{
-			name: c.name, sample: 24, opts: createostest.Options{RealCommands: true},
-			prepare: job.prepare, call: job.call, truth: job.truth, after: job.after,
+			name: c.name, sample: 24, opts: opts,
+			prepare: c.job.prepare, call: c.job.call, truth: c.job.truth, after: c.job.after,
 		})
 	}
 	return all
 }()
 
-// A syncJob moves the tree "new" of one side to "old" of the other, or one file.
+// A syncJob moves the tree "new" of one side to "old" of the other, or one file, and
+// may run commands then.
 type syncJob struct {
-	out bool
-	m   createos.SyncMapping
+	out      bool
+	m        createos.SyncMapping
+	commands bool
 }
 
 // A synced is what a schedule of a sync goes by.
 type synced struct {
 	local       string // a directory of this side
+	remote      string // the workspace, as a directory of this machine
 	res         *createos.SyncResult
 	old, latest any // the target before, and after a success
+
+	mu  sync.Mutex
+	ran []string // what the commands have noted
 }
 
 func (j syncJob) prepare(s *scene) {
 	hold(s)
-	s.synced.local = s.t.TempDir()
+	s.synced.local, s.synced.remote = s.t.TempDir(), s.lease.Metadata.RemoteCwd
+	if j.commands {
+		s.synced.remote = newHybrid(s).dir
+	}
 	at := time.Unix(1_700_000_000, 0)
 	for name, content := range map[string]string{
 		"new/a/1": "new-canary", "new/a/same": "same", "new/b": "new", "old/a/1": "old-canary", "old/a/same": "same", "old/gone": "old",
 	} {
 		side := s.synced.local
 		if j.out == strings.HasPrefix(name, "new/") {
-			side = s.lease.Metadata.RemoteCwd
+			side = s.synced.remote
 		}
 		path := filepath.Join(side, name)
 		require.NoError(s.t, os.MkdirAll(filepath.Dir(path), 0o755))
@@ -84,7 +99,7 @@ func (j syncJob) prepare(s *scene) {
 
 // ends are the two ends as paths of this machine.
 func (j syncJob) ends(s *scene) (source, target string) {
-	from, to := s.synced.local, s.lease.Metadata.RemoteCwd
+	from, to := s.synced.local, s.synced.remote
 	if j.out {
 		from, to = to, from
 	}
@@ -98,7 +113,11 @@ func (j syncJob) call(ctx context.Context, s *scene) (err error) {
 	} else {
 		m.Source = filepath.Join(s.synced.local, m.Source)
 	}
-	s.synced.res, err = move(ctx, s.env, s.lease, syncOf(m))
+	what := syncOf(m)
+	if j.commands {
+		what.Operations[0].Commands = []createos.Command{noting("1"), noting("2")}
+	}
+	s.synced.res, err = move(ctx, s.env, s.lease, what)
 	return err
 }
 
@@ -107,24 +126,25 @@ func (j syncJob) truth(s *scene, err error) {
 	old, latest, got := s.synced.old, s.synced.latest, lookAt(s.t, target)
 	isNew := reflect.DeepEqual(got, latest)
 	s.claim(err != nil || isNew, "success, and the target is %v", got)
-	s.claim(isNew || reflect.DeepEqual(got, old) || j.m.Delta && eachOldOrNew(old, latest, got), "neither old nor new: %v", got)
-	s.claim(err == nil || len(s.synced.res.Operations) == 0 || s.synced.res.Operations[0].Files == 0, "files are counted next to the error %v", err)
-	s.claim(len(s.driver.Unconfirmed()) == 0, "a sync poisoned the lease")
+	s.claim(isNew || reflect.DeepEqual(got, old) || j.m.Delta && len(neitherOldNorNew(old, latest, got)) == 0, "neither old nor new: %v", got)
+	for _, op := range s.synced.res.Operations {
+		moved := err == nil || commandOf(err) >= 0
+		s.claim(op.Done == (err == nil), "done is %t next to the error %v", op.Done, err)
+		s.claim(moved || op.Files == 0, "files are counted next to the error %v", err)
+		s.claim(!moved || op.Files > 0 && isNew, "%d files are counted, and the target is %v: %v", op.Files, got, err)
+	}
+	blames(s, err)
+	if j.commands {
+		j.truthCommands(s, err)
+	}
+	s.claim(len(s.driver.Unconfirmed()) == 0 || commandOf(err) >= 0, "a sync poisoned the lease")
 	s.claim(len(j.scratch(s)) == 0 || len(s.synced.res.Warnings) > 0, "scratch files are left, and nothing says so: %v", j.scratch(s))
-}
-
-// eachOldOrNew says whether every entry of a tree that is merged into is one or the
-// other.
-func eachOldOrNew(old, latest, got any) bool {
-	was, is, has := old.(map[string]string), latest.(map[string]string), got.(map[string]string)
-	names := slices.Concat(slices.Collect(maps.Keys(was)), slices.Collect(maps.Keys(is)), slices.Collect(maps.Keys(has)))
-	return !slices.ContainsFunc(names, func(name string) bool { return has[name] != was[name] && has[name] != is[name] })
 }
 
 // scratch names what a sync has left on either side.
 func (j syncJob) scratch(s *scene) (left []string) {
 	for _, pattern := range []string{
-		filepath.Join(s.lease.Metadata.RemoteCwd, ".paperclip-runtime/sync-*"), filepath.Join(s.lease.Metadata.RemoteCwd, ".createos-*"),
+		filepath.Join(s.synced.remote, ".paperclip-runtime/sync-*"), filepath.Join(s.synced.remote, ".createos-*"),
 		filepath.Join(s.synced.local, ".createos-*"), filepath.Join(s.synced.local, "*/*/.createos-*"),
 	} {
 		found, err := filepath.Glob(pattern)
@@ -140,9 +160,16 @@ func (j syncJob) after(ctx context.Context, s *scene) {
 	if over(s.box(s.lease.ProviderLeaseID).State) {
 		return
 	}
+	poisoned := len(s.driver.Unconfirmed()) > 0
+	s.synced.forget()
 	err := j.call(ctx, s)
+	if poisoned {
+		s.claim(errors.Is(err, createos.ErrLeaseClosing) && len(s.synced.res.Operations) == 0, "a sync on a lease that is poisoned: %v", err)
+		return
+	}
 	s.claim(err == nil && len(s.synced.res.Warnings) == 0, "a healthy sync: %v", errors.Join(append(s.synced.res.Warnings, err)...))
 	_, target := j.ends(s)
 	s.claim(reflect.DeepEqual(lookAt(s.t, target), s.synced.latest), "a healthy sync did not bring the new content")
 	s.claim(len(j.scratch(s)) == 0, "scratch files are left after a healthy sync: %v", j.scratch(s))
+	s.claim(!j.commands || slices.Equal(s.synced.commands(), noted), "the commands of a healthy sync did %q", s.synced.commands())
 }
