@@ -42,6 +42,40 @@ func TestExecOfAProcessThatEndsBeforeItsLine(t *testing.T) {
 	}
 }
 
+// The output is lost, and with it the acknowledgement that may have been in it. What
+// is known of the start decides whose exit it was; nothing known, nothing claimed.
+func TestExecOfAProcessWhoseOutputIsLost(t *testing.T) {
+	for name, c := range map[string]struct {
+		input answerFunc
+		code  int
+	}{
+		"taken":         {ok(`{"accepted":1}`), 0},
+		"taken late":    {slowly(startReply/2, ok(`{"accepted":1}`)), 0},
+		"refused":       {refuse(409), -1},
+		"refused late":  {slowly(startReply/2, refuse(409)), -1},
+		"not known yet": {slowly(30*time.Second, refuse(409)), -1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			onMachine(t, func(t *testing.T, m *machine) {
+				m.script(rSpawn, func(p *provider, req *http.Request) (*http.Response, error) {
+					resp, err := m.spawn(p, req)
+					m.procs[0].out("stderr", "profile says no\n")
+					m.procs[0].end(`"exit_code":0`, true)
+					return resp, err
+				})
+				m.always(rConnect, refuse(500))
+				m.always(rInput, c.input)
+				res, err := m.exec(t.Context(), Command{}, hello)
+				require.ErrorAs(t, err, new(*OutputLostError))
+				assert.Equal(t, c.code, res.ExitCode)
+				assert.False(t, res.Success())
+				m.requireNothingRuns()
+				time.Sleep(time.Minute) // until the reply has come that nobody waits for
+			})
+		})
+	}
+}
+
 func TestExecOfALineThatIsReadByAnother(t *testing.T) {
 	onMachine(t, func(t *testing.T, m *machine) {
 		m.unacknowledged = true // such as cat, in the place of the shell

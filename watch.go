@@ -86,6 +86,9 @@ func (w *watch) wait(ctx context.Context) error {
 // other.
 func (w *watch) conclude(ctx context.Context) error {
 	if w.f.err != nil {
+		if isLost(w.f.err) {
+			w.awaitStart()
+		}
 		return w.abort(ctx, errors.Join(w.f.err, w.startErr))
 	}
 	return w.finish(ctx)
@@ -118,7 +121,8 @@ func (w *watch) notStarted(ctx context.Context) error {
 }
 
 // awaitStart waits a moment for what became of the message that starts the
-// command: it explains a loader that had none.
+// command: it explains a loader that had none, and without it nobody knows whose
+// end was seen.
 func (w *watch) awaitStart() {
 	if w.started == nil {
 		return
@@ -127,6 +131,7 @@ func (w *watch) awaitStart() {
 	defer timer.Stop()
 	select {
 	case w.startErr = <-w.started:
+		w.started = nil
 	case <-timer.C:
 	}
 }
@@ -244,7 +249,7 @@ func (w *watch) look(ctx context.Context) {
 // may be among the output that is lost.
 func (w *watch) setExit(reason error) {
 	x, end := w.x, w.f.ending.Load()
-	delivered := w.startErr == nil || inDoubt(w.startErr)
+	delivered := w.started == nil && (w.startErr == nil || inDoubt(w.startErr))
 	if end == nil || !x.output.started() && !(isLost(reason) && delivered) {
 		return
 	}
