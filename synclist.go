@@ -32,7 +32,7 @@ const guestSums = `
 [ -r . ] && stat -c %%a . || exit 96
 : >"$S/sums.%[1]d.0"
 find . -mindepth 1 %[2]s -fprintf "$S/list.%[1]d" '%%y\0%%m\0%%s\0%%T@\0%%l\0%%P\0' -type f -readable -print0 |
-	xargs -0 -r -n 2048 -P 4 bash -c 'exec sha256sum -z -- "$@" >>"$0.$$"' "$S/sums.%[1]d" || exit 95
+	xargs -0 -r -n 4096 -P 4 sh -c 'exec sha256sum -z -- "$@" >>"$0.$$"' "$S/sums.%[1]d" || exit 95
 cat "$S"/sums.%[1]d.* >"$S/sums.%[1]d" || exit 95
 told "$S/list.%[1]d" && told "$S/sums.%[1]d"
 `
