@@ -68,8 +68,7 @@ func (w *watch) wait(ctx context.Context) error {
 		case err := <-w.started:
 			w.started = nil
 			switch {
-			case ctx.Err() != nil:
-			case err == nil, isConflict(err), inDoubt(err):
+			case ctx.Err() != nil, err == nil, isConflict(err), inDoubt(err):
 				w.startErr = err
 			default: // the command cannot be started
 				return w.abort(ctx, w.x.d.missing(ctx, w.x.l, err))
