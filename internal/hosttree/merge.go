@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"io/fs"
-	"iter"
 	"maps"
 	"os"
 	"path"
@@ -27,7 +26,8 @@ type Change struct {
 // removes others. Each file is replaced at once. Before anything is changed all is
 // looked at: a directory must not meet something else there, a link least of all,
 // nor a file a directory; and no link, new or old, may lead out of the directory by
-// what changes.
+// what changes. A directory that becomes a link meanwhile is not followed: every way
+// is gone step by step. Only a rename cannot be done like that; it is looked at after.
 //
 // Links that are to be replaced or removed go before anything new comes: together
 // with what is new they might lead out, if only until the end, or if the merge
@@ -44,7 +44,7 @@ func (t *Target) Merge(ctx context.Context, c Change) (deleted int, err error) {
 		return 0, err
 	}
 	isLink := func(e archive.Entry) bool { return e.Kind == archive.Link }
-	for _, gone := range []iter.Seq2[archive.Entry, error]{c.First.All(), manifest.Only(c.Last.All(), isLink)} {
+	for _, gone := range []manifest.Entries{c.First.All(), manifest.Only(c.Last.All(), isLink)} {
 		n, err := t.remove(gone)
 		if deleted += n; err != nil {
 			return deleted, err
@@ -71,7 +71,7 @@ func (t *Target) Merge(ctx context.Context, c Change) (deleted int, err error) {
 }
 
 // each goes through entries.
-func each(entries []archive.Entry) iter.Seq2[archive.Entry, error] {
+func each(entries []archive.Entry) manifest.Entries {
 	return func(yield func(archive.Entry, error) bool) {
 		for _, e := range entries {
 			if !yield(e, nil) {
@@ -99,43 +99,58 @@ func (t *Target) unlock(root *os.Root, base, name string, need fs.FileMode) {
 
 // dirModes gives directories that were put their modes, but for those that would
 // keep others from getting theirs: these are left to setModes.
-func (t *Target) dirModes(put iter.Seq2[archive.Entry, error]) error {
+func (t *Target) dirModes(put manifest.Entries) (failed error) {
 	for e, err := range put {
 		switch {
 		case err != nil:
-			return err
+			return errors.Join(failed, err)
 		case e.Kind != archive.Dir:
 		case e.Mode&0o700 != 0o700:
 			t.modes[e.Name] = e.Mode.Perm()
 		default:
 			delete(t.modes, e.Name)
-			if err := t.merge.Chmod(filepath.FromSlash(e.Name), e.Mode.Perm()); err != nil {
-				return err
-			}
+			failed = errors.Join(failed, t.chmod(e.Name, e.Mode.Perm()))
 		}
 	}
-	return nil
+	return failed
 }
 
 // setModes gives directories the modes that they are to have, from below: what lies
 // below must still be reachable.
-func (t *Target) setModes() error {
-	var failed error
-	names := slices.Sorted(maps.Keys(t.modes))
-	names = slices.DeleteFunc(names, func(name string) bool { return name == "." })
-	slices.Reverse(names)
-	for _, name := range append(names, ".") {
-		mode, set := t.modes[name]
-		if !set {
-			continue
+func (t *Target) setModes() (failed error) {
+	names := slices.SortedFunc(maps.Keys(t.modes), func(a, b string) int {
+		switch {
+		case a == b:
+			return 0
+		case a == ".":
+			return 1
+		case b == ".":
+			return -1
 		}
-		err := t.merge.Chmod(filepath.FromSlash(name), mode)
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			failed = errors.Join(failed, err)
-		}
+		return manifest.Compare(b, a)
+	})
+	for _, name := range names {
+		failed = errors.Join(failed, t.chmod(name, t.modes[name]))
 	}
+	t.dirs.close()
 	clear(t.modes)
 	return failed
+}
+
+// chmod gives a directory a mode, if it is still there.
+func (t *Target) chmod(name string, mode fs.FileMode) error {
+	dir, err := t.dirs.of(name)
+	if err == nil {
+		err = dir.Chmod(".", mode)
+	}
+	return ignoreAbsent(err)
+}
+
+func ignoreAbsent(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
 }
 
 // replacedLinks judges the links that there will be, and returns those that are
@@ -206,20 +221,22 @@ func (t *Target) links(ctx context.Context, root *os.Root, at string, into archi
 	})
 }
 
-func (t *Target) put(entries iter.Seq2[archive.Entry, error]) error {
-	at := ""
+func (t *Target) put(entries manifest.Entries) error {
+	t.dirs.close()
 	for e, err := range entries {
 		if err != nil {
 			return err
 		}
-		t.unlockParent(e.Name, &at)
-		name := filepath.FromSlash(e.Name)
+		dir, err := t.writable(path.Dir(e.Name))
+		if err != nil {
+			return err
+		}
 		if e.Kind == archive.Dir {
-			if err = t.merge.Mkdir(name, 0o700); errors.Is(err, fs.ErrExist) {
+			if err = dir.Mkdir(path.Base(e.Name), 0o700); errors.Is(err, fs.ErrExist) {
 				err = nil
 			}
 		} else {
-			err = t.merge.Rename(filepath.Join(t.new, name), name)
+			err = t.place(dir, e.Name)
 		}
 		if err != nil {
 			return err
@@ -228,19 +245,53 @@ func (t *Target) put(entries iter.Seq2[archive.Entry, error]) error {
 	return nil
 }
 
-// unlockParent lets the directory of a name be changed. at is the last one.
-func (t *Target) unlockParent(name string, at *string) {
-	if dir := path.Dir(name); dir != *at {
-		t.unlock(t.merge, filepath.FromSlash(dir), dir, 0o700)
-		*at = dir
+// place moves what was staged to its place in dir.
+func (t *Target) place(dir *os.Root, name string) error {
+	local := filepath.FromSlash(name)
+	from := filepath.Join(t.new, local)
+	staged, err := t.merge.Lstat(from)
+	if err != nil {
+		return err
 	}
+	if err := t.merge.Rename(from, local); err != nil {
+		return err
+	}
+	got, err := dir.Lstat(path.Base(name))
+	if err == nil && !os.SameFile(staged, got) {
+		err = ErrIsLink
+	}
+	return err
+}
+
+// writable opens a directory that is to be changed.
+func (t *Target) writable(name string) (*os.Root, error) {
+	if t.dirs.dir != nil && t.dirs.at == name {
+		return t.dirs.dir, nil
+	}
+	if name != "." {
+		up, err := t.dirs.of(path.Dir(name))
+		if err != nil {
+			return nil, err
+		}
+		t.unlock(up, path.Base(name), name, 0o700)
+	}
+	return t.dirs.of(name)
 }
 
 // fit looks whether all that is put into the directory finds its place, when what is
-// in the way is gone.
+// in the way is gone, and whether the ways to what is removed lead through no link.
 func (t *Target) fit(c Change) error {
+	t.dirs.close()
 	if err := t.empties(c.First); err != nil {
 		return err
+	}
+	for e, err := range c.Last.All() {
+		if err == nil {
+			_, err = t.dirs.of(path.Dir(e.Name))
+		}
+		if ignoreAbsent(err) != nil {
+			return err
+		}
 	}
 	free := "" // where nothing will be, nor below it
 	for p, err := range manifest.Pairs(c.Put.All(), c.First.All()) {
@@ -264,7 +315,7 @@ func (t *Target) fit(c Change) error {
 func (t *Target) empties(first *manifest.List) error {
 	type dir struct {
 		name  string
-		known int // children that are removed
+		known int // of what is in it, so many entries are removed
 	}
 	var within []dir
 	leave := func(name string) error {
@@ -283,6 +334,12 @@ func (t *Target) empties(first *manifest.List) error {
 		if err != nil {
 			return err
 		}
+		switch there, err := t.lstat(e.Name); {
+		case err != nil:
+			return err
+		case there == nil: // it went away, and does not count
+			continue
+		}
 		if n := len(within); n > 0 && path.Dir(e.Name) == within[n-1].name {
 			within[n-1].known++
 		}
@@ -295,12 +352,11 @@ func (t *Target) empties(first *manifest.List) error {
 
 // holds returns ErrNotFile if a directory holds more than so many entries.
 func (t *Target) holds(name string, most int) error {
-	sub, err := openSub(t.merge, filepath.FromSlash(name))
+	dir, err := t.dirs.of(name)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = sub.Close() }()
-	return eachName(sub, func(string) error {
+	return eachName(dir, func(string) error {
 		if most--; most < 0 {
 			return ErrNotFile
 		}
@@ -308,12 +364,19 @@ func (t *Target) holds(name string, most int) error {
 	})
 }
 
+// lstat looks at what is there, nil for nothing.
+func (t *Target) lstat(name string) (info fs.FileInfo, err error) {
+	dir, err := t.dirs.of(path.Dir(name))
+	if err == nil {
+		info, err = dir.Lstat(path.Base(name))
+	}
+	return info, ignoreAbsent(err)
+}
+
 func (t *Target) fits(e archive.Entry) error {
-	info, err := t.merge.Lstat(filepath.FromSlash(e.Name))
+	info, err := t.lstat(e.Name)
 	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return nil
-	case err != nil:
+	case err != nil || info == nil:
 		return err
 	case e.Kind == archive.Dir && info.Mode()&fs.ModeSymlink != 0:
 		return ErrIsLink
@@ -327,18 +390,25 @@ func (t *Target) fits(e archive.Entry) error {
 
 // remove removes entries from the merged directory, what lies below before what
 // lies above. A directory that is not empty stays.
-func (t *Target) remove(entries iter.Seq2[archive.Entry, error]) (deleted int, err error) {
-	at := ""
+func (t *Target) remove(entries manifest.Entries) (deleted int, err error) {
+	t.dirs.close()
 	for e, err := range manifest.BottomUp(entries) {
 		if err != nil {
 			return deleted, err
 		}
-		t.unlockParent(e.Name, &at)
-		switch err := t.merge.Remove(filepath.FromSlash(e.Name)); {
+		if t.dirs.at == e.Name {
+			t.dirs.close() // not every system removes what is open
+		}
+		dir, err := t.writable(path.Dir(e.Name))
+		if err == nil {
+			err = dir.Remove(path.Base(e.Name))
+		}
+		switch {
 		case err == nil:
 			delete(t.modes, e.Name)
 			deleted++
-		case errors.Is(err, fs.ErrNotExist), e.Kind == archive.Dir:
+		case errors.Is(err, fs.ErrNotExist):
+		case e.Kind == archive.Dir && !errors.Is(err, ErrIsLink):
 		default:
 			return deleted, err
 		}

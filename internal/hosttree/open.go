@@ -5,6 +5,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/createos-lease/createos/internal/archive"
 )
@@ -119,4 +120,44 @@ func openSeen(root *os.Root, name string, seen fs.FileInfo) (*os.File, fs.FileIn
 		return nil, nil, err
 	}
 	return f, info, nil
+}
+
+// dirs opens directories of a tree, and keeps the last one open.
+type dirs struct {
+	root *os.Root
+	at   string
+	dir  *os.Root
+}
+
+// of opens a directory, one step after the other: what was one when the tree was
+// listed may be a link now, and os.Root would follow it. It stays open until the next
+// one is, or close.
+func (d *dirs) of(dir string) (*os.Root, error) {
+	if dir == "." {
+		return d.root, nil
+	}
+	if d.dir != nil && d.at == dir {
+		return d.dir, nil
+	}
+	next := d.root
+	for part := range strings.SplitSeq(dir, "/") {
+		sub, err := openSub(next, part)
+		if next != d.root {
+			_ = next.Close()
+		}
+		if err != nil {
+			return nil, err
+		}
+		next = sub
+	}
+	d.close()
+	d.at, d.dir = dir, next
+	return next, nil
+}
+
+func (d *dirs) close() {
+	if d.dir != nil {
+		_ = d.dir.Close()
+		d.dir = nil
+	}
 }

@@ -7,29 +7,19 @@ import (
 	"io/fs"
 	"os"
 	"path"
-	"strings"
 
 	"github.com/createos-lease/createos/internal/archive"
 )
 
-// A Reader opens the files of a listing. It keeps the directory of the last one
-// open. It is for one goroutine at a time.
-type Reader struct {
-	root *os.Root
-	at   string
-	dir  *os.Root
-}
+// A Reader opens the files that a walk came by. It keeps the directory of the last
+// one open. It is for one goroutine at a time.
+type Reader struct{ dirs dirs }
 
 // NewReader makes a Reader, which must be closed. It does not close root.
-func NewReader(root *os.Root) *Reader { return &Reader{root: root} }
+func NewReader(root *os.Root) *Reader { return &Reader{dirs{root: root}} }
 
 // Close lets go of what is open.
-func (r *Reader) Close() {
-	if r.dir != nil {
-		_ = r.dir.Close()
-		r.dir = nil
-	}
-}
+func (r *Reader) Close() { r.dirs.close() }
 
 // Open opens a file. If it is not what was listed any more, the error is
 // archive.ErrChanged.
@@ -70,7 +60,7 @@ func (f *File) Close() error {
 }
 
 func (r *Reader) open(e archive.Entry) (*os.File, fs.FileInfo, error) {
-	root, err := r.of(path.Dir(e.Name))
+	root, err := r.dirs.of(path.Dir(e.Name))
 	if err != nil {
 		return nil, nil, changed(err)
 	}
@@ -87,31 +77,6 @@ func changed(err error) error {
 		}
 	}
 	return err
-}
-
-// of opens a directory, one step after the other: what was one when the tree was
-// listed may be a link now, and os.Root would follow it.
-func (r *Reader) of(dir string) (*os.Root, error) {
-	if dir == "." {
-		return r.root, nil
-	}
-	if r.dir != nil && r.at == dir {
-		return r.dir, nil
-	}
-	next := r.root
-	for part := range strings.SplitSeq(dir, "/") {
-		sub, err := openSub(next, part)
-		if next != r.root {
-			_ = next.Close()
-		}
-		if err != nil {
-			return nil, err
-		}
-		next = sub
-	}
-	r.Close()
-	r.at, r.dir = dir, next
-	return next, nil
 }
 
 // Until reads from r until ctx ends.

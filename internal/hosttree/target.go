@@ -28,6 +28,7 @@ type Target struct {
 	base     string
 	new, old string // beside base, in parent
 	merge    *os.Root
+	dirs     dirs // of merge
 	made     bool // the directory that is merged into was not there, and is not filled yet
 	// modes are those that directories of merge get at the end: what the merge
 	// needs was added to them.
@@ -84,6 +85,7 @@ func (t *Target) restore() error {
 // Close lets go of the target. What was staged and not put in its place must
 // have been discarded.
 func (t *Target) Close() {
+	t.dirs.close()
 	if t.merge != nil {
 		_ = t.merge.Close()
 	}
@@ -148,6 +150,7 @@ func (t *Target) StageMerge() (*os.Root, error) {
 	if t.merge, err = openSub(t.parent, t.base); err != nil {
 		return nil, err
 	}
+	t.dirs = dirs{root: t.merge}
 	t.modes = make(map[string]fs.FileMode)
 	t.unlock(t.merge, ".", ".", 0o700)
 	if err := removeAll(t.merge, t.new); err != nil {
@@ -227,13 +230,8 @@ func open(root *os.Root, name string) {
 		return
 	}
 	defer sub.Close()
-	list, err := fs.ReadDir(sub.FS(), ".")
-	if err != nil {
-		return
-	}
-	for _, d := range list {
-		if d.IsDir() {
-			open(sub, d.Name())
-		}
-	}
+	_ = eachName(sub, func(base string) error {
+		open(sub, base)
+		return nil
+	})
 }

@@ -19,20 +19,31 @@ type Buffer struct {
 	size   int64
 }
 
-// Write appends p.
-func (b *Buffer) Write(p []byte) (int, error) {
-	if b.file == nil && len(b.memory)+len(p) > inMemory {
-		if err := b.spill(); err != nil {
-			return 0, err
-		}
-	}
-	if b.file == nil {
+// A StoreError says that there is no temporary file, or no room in it.
+type StoreError struct{ Err error }
+
+func (e *StoreError) Error() string { return "temporary files cannot be written: " + e.Err.Error() }
+
+// Unwrap gives the cause.
+func (e *StoreError) Unwrap() error { return e.Err }
+
+// Write appends p. If it fails the error is a [*StoreError].
+func (b *Buffer) Write(p []byte) (n int, err error) {
+	if b.file == nil && len(b.memory)+len(p) <= inMemory {
 		b.memory = append(b.memory, p...)
 		b.size += int64(len(p))
 		return len(p), nil
 	}
-	n, err := b.file.WriteAt(p, b.size)
-	b.size += int64(n)
+	if b.file == nil {
+		err = b.spill()
+	}
+	if err == nil {
+		n, err = b.file.WriteAt(p, b.size)
+		b.size += int64(n)
+	}
+	if err != nil {
+		err = &StoreError{err}
+	}
 	return n, err
 }
 

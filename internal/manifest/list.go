@@ -22,6 +22,9 @@ const (
 	readSize = 16 << 10
 )
 
+// Entries are what lists are gone through by. An error is the last that they yield.
+type Entries = iter.Seq2[archive.Entry, error]
+
 // A List is a list of entries. They are added in any order, then sorted, and then
 // gone through any number of times. Entries of one name come in no particular order.
 // It is for one goroutine until it is sorted, and for any number after that.
@@ -38,7 +41,10 @@ type List struct {
 }
 
 // A run is a part of what is stored, which is sorted.
-type run struct{ begin, end int64 }
+type run struct {
+	begin, end int64
+	count      int // entries
+}
 
 // Add adds an entry.
 func (l *List) Add(e archive.Entry) error {
@@ -62,7 +68,7 @@ func (l *List) store() error {
 		return nil
 	}
 	if len(l.runs) == 0 || Compare(l.recent[0].Name, l.last) < 0 {
-		l.runs = append(l.runs, run{l.stored.Size(), l.stored.Size()})
+		l.runs = append(l.runs, run{begin: l.stored.Size()})
 	}
 	w := bufio.NewWriterSize(&l.stored, readSize)
 	var record []byte
@@ -75,7 +81,9 @@ func (l *List) store() error {
 	if err := w.Flush(); err != nil {
 		return err
 	}
-	l.runs[len(l.runs)-1].end = l.stored.Size()
+	last := &l.runs[len(l.runs)-1]
+	last.end = l.stored.Size()
+	last.count += len(l.recent)
 	l.last = l.recent[len(l.recent)-1].Name
 	clear(l.recent)
 	l.recent = l.recent[:0]
@@ -122,8 +130,8 @@ func (l *List) Sort() error {
 	return l.merge()
 }
 
-// All goes through the entries of a sorted list. An error is the last that it yields.
-func (l *List) All() iter.Seq2[archive.Entry, error] {
+// All goes through the entries of a sorted list.
+func (l *List) All() Entries {
 	if len(l.runs) > 0 {
 		return l.read(l.runs[0])
 	}
@@ -136,7 +144,7 @@ func (l *List) All() iter.Seq2[archive.Entry, error] {
 	}
 }
 
-func (l *List) read(r run) iter.Seq2[archive.Entry, error] {
+func (l *List) read(r run) Entries {
 	return func(yield func(archive.Entry, error) bool) {
 		d := l.decoder(r)
 		for {
@@ -149,11 +157,11 @@ func (l *List) read(r run) iter.Seq2[archive.Entry, error] {
 }
 
 func (l *List) decoder(r run) *decoder {
-	return &decoder{r: bufio.NewReaderSize(io.NewSectionReader(&l.stored, r.begin, r.end-r.begin), readSize)}
+	return &decoder{left: r.count, r: bufio.NewReaderSize(io.NewSectionReader(&l.stored, r.begin, r.end-r.begin), readSize)}
 }
 
 // merged goes through all runs at once.
-func (l *List) merged() iter.Seq2[archive.Entry, error] {
+func (l *List) merged() Entries {
 	return func(yield func(archive.Entry, error) bool) {
 		var heads heads
 		for _, r := range l.runs {

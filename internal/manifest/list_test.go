@@ -152,6 +152,7 @@ func TestListSaysWhenItCannotStore(t *testing.T) {
 		err = l.Add(archive.Entry{Name: fmt.Sprintf("some/name/that/is/not/short/%d", i)})
 	}
 	require.ErrorIs(t, err, fs.ErrNotExist)
+	require.ErrorAs(t, err, new(*manifest.StoreError))
 }
 
 // The order is that of a walk: what is in a directory comes right after it.

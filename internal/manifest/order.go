@@ -32,7 +32,7 @@ func Below(name, dir string) bool {
 }
 
 // BottomUp goes through sorted entries with each directory after what is in it.
-func BottomUp(sorted iter.Seq2[archive.Entry, error]) iter.Seq2[archive.Entry, error] {
+func BottomUp(sorted Entries) Entries {
 	return func(yield func(archive.Entry, error) bool) {
 		var within []archive.Entry // directories, each in the one before
 		leave := func(name string) bool {
@@ -64,7 +64,7 @@ func BottomUp(sorted iter.Seq2[archive.Entry, error]) iter.Seq2[archive.Entry, e
 }
 
 // Only goes through those of entries that want says yes to.
-func Only(entries iter.Seq2[archive.Entry, error], want func(archive.Entry) bool) iter.Seq2[archive.Entry, error] {
+func Only(entries Entries, want func(archive.Entry) bool) Entries {
 	return func(yield func(archive.Entry, error) bool) {
 		for e, err := range entries {
 			if (err != nil || want(e)) && !yield(e, err) {
@@ -78,7 +78,7 @@ func Only(entries iter.Seq2[archive.Entry, error], want func(archive.Entry) bool
 type Pair struct{ A, B *archive.Entry }
 
 // Pairs goes through two sorted lists, of distinct names, side by side.
-func Pairs(a, b iter.Seq2[archive.Entry, error]) iter.Seq2[Pair, error] {
+func Pairs(a, b Entries) iter.Seq2[Pair, error] {
 	return func(yield func(Pair, error) bool) {
 		nextA, stopA := iter.Pull2(a)
 		defer stopA()

@@ -42,18 +42,18 @@ func appendEntry(b []byte, e archive.Entry) []byte {
 // A decoder reads what appendEntry has written.
 type decoder struct {
 	r    *bufio.Reader
+	left int // entries
 	text []byte
 	err  error // the first
 }
 
 // next returns the next entry, and io.EOF after the last.
 func (d *decoder) next() (e archive.Entry, err error) {
-	kind, err := d.r.ReadByte()
-	if err != nil {
-		return e, err
+	if d.left == 0 {
+		return e, io.EOF
 	}
-	flags, err := d.r.ReadByte()
-	d.err = err
+	d.left--
+	kind, flags := d.byte(), d.byte()
 	e.Kind, e.Followed = archive.Kind(kind), flags&isFollowed != 0
 	e.Mode = fs.FileMode(d.uvarint())
 	e.Size = d.varint()
@@ -66,6 +66,13 @@ func (d *decoder) next() (e archive.Entry, err error) {
 		d.err = io.ErrUnexpectedEOF
 	}
 	return e, d.err
+}
+
+func (d *decoder) byte() (b byte) {
+	if d.err == nil {
+		b, d.err = d.r.ReadByte()
+	}
+	return b
 }
 
 func (d *decoder) uvarint() (n uint64) {
