@@ -48,14 +48,15 @@ type Sync struct {
 	// MaxBytes and MaxEntries bound what one mapping may move: the content of
 	// its files, and the number of files, directories and links. 0 means
 	// DefaultSyncBytes and DefaultSyncEntries. They are enforced on what is
-	// listed and again on what arrives; what is excluded does not count.
+	// listed, and no more than that is taken; what is excluded does not count.
 	//
 	// The lists of a tree of more than some thousand entries are in temporary
-	// files (see os.TempDir) while it is moved: for an entry a few times its name and
-	// 50 bytes. In memory are neither they nor the content of files, but all symbolic
-	// links are, which have to be judged together, and directories whose owner must not
-	// write to them. A list from the sandbox may have 64 MiB, and 512 bytes for each
-	// of MaxEntries, with what is excluded.
+	// files while it is moved, in os.TempDir, where there must be room for them:
+	// for an entry a few times its name and 50 bytes. In memory are neither they
+	// nor the content of files, but all symbolic links are, which have to be
+	// judged together, and directories whose owner must not write to them. A list
+	// from the sandbox may have 64 MiB, and 512 bytes for each of MaxEntries,
+	// with what is excluded.
 	MaxBytes   int64
 	MaxEntries int
 	// MaxFile is the largest file that travels in one piece, in bytes. 0 means

@@ -356,6 +356,33 @@ func TestSyncKeepsLimits(t *testing.T) {
 		_, err = r.driver.SyncOut(t.Context(), r.env, r.lease, s)
 		require.NoError(t, err)
 	}
+	// What is followed counts as the files that it leads to, with all others.
+	r.write(r.remote("other"), "12345")
+	require.NoError(t, os.Symlink("../other", r.remote("src/l")))
+	s := syncOf(createos.SyncMapping{Source: "src", Target: r.local("dst"), Exclude: []string{"node_modules"}, FollowSymlinks: true})
+	for limit, want := range map[int64]error{14: createos.ErrSyncLimit, 15: nil} {
+		s.MaxBytes = limit
+		_, err := r.driver.SyncOut(t.Context(), r.env, r.lease, s)
+		require.ErrorIs(t, err, want)
+	}
+	r.clean()
+}
+
+// Large lists need room on this machine. Without it the error says so, and is not
+// about the files.
+func TestSyncSaysWhenItsListsHaveNoRoom(t *testing.T) {
+	r := newSyncRig(t, createostest.Options{})
+	long := strings.Repeat("n", 240)
+	for i := range 4500 {
+		r.write(r.local(fmt.Sprintf("src/%s%d", long, i)), "")
+	}
+	t.Setenv("TMPDIR", filepath.Join(r.host, "nowhere"))
+	_, err := r.in(t.Context(), createos.SyncMapping{Source: r.local("src"), Target: "dst"})
+	require.ErrorContains(t, err, "temporary files")
+	require.ErrorIs(t, err, fs.ErrNotExist)
+	require.NotErrorIs(t, err, createos.ErrSyncMissing)
+	require.NotContains(t, err.Error(), r.host)
+	require.NoFileExists(t, r.remote("dst"))
 	r.clean()
 }
 

@@ -114,6 +114,12 @@ func hostError(err error) error {
 		return ErrSyncLimit
 	case errors.Is(err, archive.ErrChanged):
 		return ErrSyncChanged
+	case errors.As(err, new(*manifest.StoreError)):
+		cause := &syncCause{kind: errHostFiles, text: "temporary files cannot be written"}
+		if errno := syscall.Errno(0); errors.As(err, &errno) {
+			cause.text, cause.more = cause.text+": "+errno.Error(), errno
+		}
+		return cause // whatever the file system says, it is not about what is moved
 	}
 	return scrubHost(err)
 }

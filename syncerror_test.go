@@ -20,14 +20,14 @@ func TestSyncHostErrorsNameNoPaths(t *testing.T) {
 	path := &fs.PathError{Op: "openat", Path: "/home/me/secret-name", Err: syscall.EACCES}
 	refused := &archive.RefusedError{Reason: "is a device"}
 	for _, err := range []error{
-		path, errors.Join(refusedList(nil), path), errors.Join(path, refusedList(nil)), errors.Join(errors.Join(ErrSyncStep, path), refused),
-		errors.Join(refused, path), fmt.Errorf("more: %w", errors.Join(refusedList(nil), path)), errors.Join(guestError(137), path),
+		path, errors.Join(refusedList(), path), errors.Join(path, refusedList()), errors.Join(errors.Join(ErrSyncStep, path), refused),
+		errors.Join(refused, path), fmt.Errorf("more: %w", errors.Join(refusedList(), path)), errors.Join(guestError(137), path),
 	} {
 		got := hostError(err)
 		require.NotContains(t, got.Error(), "secret", "%#v", err)
 		require.ErrorIs(t, got, fs.ErrPermission)
 	}
-	got := hostError(errors.Join(refusedList(nil), path))
+	got := hostError(errors.Join(refusedList(), path))
 	require.ErrorIs(t, got, ErrSyncRefused)
 	require.ErrorIs(t, hostError(errors.Join(refused, path)), ErrSyncRefused)
 	for _, err := range []error{nil, guestError(137), errors.Join(ErrSyncStep, context.Canceled), fmt.Errorf("%w: %w", context.Canceled, ErrShutdown)} {

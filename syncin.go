@@ -273,7 +273,7 @@ func (y *syncer) deleteList(ctx context.Context, list *manifest.List) (string, e
 
 // sendUnits sends what is in a tree into the scratch directory "tree." and the
 // number.
-func (y *syncer) sendUnits(ctx context.Context, m *mapping, root *os.Root, send entries, top int) (err error) {
+func (y *syncer) sendUnits(ctx context.Context, m *mapping, root *os.Root, send manifest.Entries, top int) (err error) {
 	var bg background
 	defer func() { err = errors.Join(err, bg.wait()) }()
 	r := hosttree.NewReader(root)
@@ -385,7 +385,7 @@ func squeeze(s *archive.Stream) ([]byte, error) {
 
 // putNames uploads a list of names, in as many parts as it takes, and returns the name
 // of it, "" if there are none.
-func (y *syncer) putNames(ctx context.Context, prefix string, list entries) (file string, err error) {
+func (y *syncer) putNames(ctx context.Context, prefix string, list manifest.Entries) (file string, err error) {
 	var text manifest.Buffer
 	defer text.Close()
 	w := bufio.NewWriter(&text)

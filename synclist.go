@@ -33,7 +33,7 @@ const guestSums = `
 : >"$S/sums.%[1]d.0"
 find . -mindepth 1 %[2]s -fprintf "$S/list.%[1]d" '%%y\0%%m\0%%s\0%%T@\0%%l\0%%P\0' -type f -readable -print0 |
 	xargs -0 -r -n 4096 -P 4 sh -c 'exec sha256sum -z -- "$@" >>"$0.$$"' "$S/sums.%[1]d" || exit 95
-cat "$S"/sums.%[1]d.* >"$S/sums.%[1]d" || exit 95
+cat "$S"/sums.%[1]d.* >"$S/sums.%[1]d" && rm -f -- "$S"/sums.%[1]d.* || exit 95
 told "$S/list.%[1]d" && told "$S/sums.%[1]d"
 `
 
@@ -117,7 +117,7 @@ func (y *syncer) remoteTree(ctx context.Context, m *mapping, mayMiss bool, misfi
 		listed = noted(listed, followed.All(), followLink)
 	}
 	t := &tree{mode: fs.FileMode(mode).Perm()}
-	return t, t.fill(listed, y.plan.dir == syncOut)
+	return t, t.fill(connected(listed, refusedList()), y.plan.limits, y.plan.dir == syncOut)
 }
 
 // followLink puts a file in the place of the link that leads to it.
@@ -128,7 +128,7 @@ func followLink(e *archive.Entry, note archive.Entry) {
 	}
 }
 
-func refusedList(error) error {
+func refusedList() error {
 	return &syncCause{kind: ErrSyncRefused, text: "the list of a directory is not readable"}
 }
 
@@ -150,11 +150,11 @@ func (y *syncer) readEntries(r *bufio.Reader, m *mapping, into *manifest.List, m
 			}
 		}
 		if err != nil {
-			return refusedList(err)
+			return refusedList()
 		}
 		e, ok := entryOfFields(kind, fields)
 		if !ok {
-			return refusedList(nil)
+			return refusedList()
 		}
 		if x.excludes(e.Name, e.Kind == archive.Dir) {
 			continue
@@ -241,11 +241,11 @@ func readSums(r *bufio.Reader, into *manifest.List) error {
 		}
 		const digest = 2 * sha256.Size
 		if err != nil || len(line) < digest+2 {
-			return refusedList(err)
+			return refusedList()
 		}
 		e := archive.Entry{Name: strings.TrimPrefix(line[digest+2:], "./")}
 		if _, err := hex.Decode(e.Sum[:], []byte(line[:digest])); err != nil {
-			return refusedList(err)
+			return refusedList()
 		}
 		if err := into.Add(e); err != nil {
 			return err

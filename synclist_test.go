@@ -28,7 +28,7 @@ func (y *syncer) read(r io.Reader, size int, m *mapping) (*tree, error) {
 		return nil, err
 	}
 	t := &tree{}
-	return t, t.fill(l.All(), y.plan.dir == syncOut)
+	return t, t.fill(connected(l.All(), refusedList()), y.plan.limits, y.plan.dir == syncOut)
 }
 
 // list is what is in a tree.

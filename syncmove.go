@@ -15,6 +15,7 @@ import (
 
 	"github.com/createos-lease/createos/internal/archive"
 	"github.com/createos-lease/createos/internal/cksum"
+	"github.com/createos-lease/createos/internal/manifest"
 )
 
 // Content moves in units, each of which can be repeated by itself: archives of
@@ -47,7 +48,7 @@ type unit struct {
 func (u *unit) name() string { return "p." + strconv.Itoa(u.number) }
 
 // cut makes units of entries, in their order.
-func (y *syncer) cut(entries iter.Seq2[archive.Entry, error]) iter.Seq2[*unit, error] {
+func (y *syncer) cut(entries manifest.Entries) iter.Seq2[*unit, error] {
 	return func(yield func(*unit, error) bool) {
 		open, size, packed, named := &unit{}, int64(0), int64(0), 0
 		pass := func(u *unit) bool {

@@ -258,21 +258,27 @@ func (b *background) wait() error {
 	return err
 }
 
-// bothSides lists what is on both sides of a mapping at once. The trees must be closed,
-// and may be nil if there is an error.
+// bothSides lists what is on both sides of a mapping at once. The first that fails
+// ends the other, and is what the error is about. The trees must be closed, and may be
+// nil if there is an error.
 func bothSides(ctx context.Context, here, there func(context.Context) (*tree, error)) (h, t *tree, err error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	side := func(list func(context.Context) (*tree, error)) (*tree, error) {
+		t, err := list(ctx)
+		if err != nil {
+			cancel(err)
+		}
+		return t, err
+	}
 	var bg background
 	_ = bg.start(func() (err error) {
-		h, err = here(ctx)
+		h, err = side(here)
 		return err
 	})
-	if t, err = there(ctx); err != nil {
-		cancel()
-	}
-	if herr := bg.wait(); err == nil {
-		err = herr
+	t, err = side(there)
+	if herr := bg.wait(); herr != nil || err != nil {
+		err = context.Cause(ctx)
 	}
 	return h, t, err
 }

@@ -52,7 +52,7 @@ func (y *syncer) takeTree(ctx context.Context, m *mapping, t *hosttree.Target, m
 }
 
 // eachOf calls f with the entries of a kind.
-func eachOf(list entries, kind archive.Kind, f func(archive.Entry) error) error {
+func eachOf(list manifest.Entries, kind archive.Kind, f func(archive.Entry) error) error {
 	for e, err := range list {
 		if err == nil && e.Kind == kind {
 			err = f(e)
@@ -92,7 +92,7 @@ func (y *syncer) takeEntries(ctx context.Context, m *mapping, to *archive.Tree, 
 
 // takeUnits fetches one unit after the other. While one is fetched, a step in the
 // sandbox makes its digest, if it is a large file, and the next unit ready.
-func (y *syncer) takeUnits(ctx context.Context, m *mapping, to *archive.Tree, files entries, names string) error {
+func (y *syncer) takeUnits(ctx context.Context, m *mapping, to *archive.Tree, files manifest.Entries, names string) error {
 	more, stop := iter.Pull2(y.cut(files))
 	defer stop()
 	var before, u *unit

@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"io/fs"
-	"iter"
 	"os"
 	"path"
 
@@ -42,8 +41,6 @@ func (s *skips) add(name, reason string) {
 	}
 }
 
-type entries = iter.Seq2[archive.Entry, error]
-
 const reasonLink = "is a symbolic link that leads out of the tree"
 
 // localTree lists a directory of this machine.
@@ -63,52 +60,55 @@ func (y *syncer) localTree(ctx context.Context, root *os.Root, m *mapping, exclu
 		return nil, err
 	}
 	t := &tree{mode: info.Mode().Perm()}
-	return t, t.fill(listed.All(), !target)
+	// What makes no sense here was moved while we looked.
+	return t, t.fill(connected(listed.All(), archive.ErrChanged), y.plan.limits, !target)
 }
 
-// fill makes the tree of what was listed, sorted. What is to be skipped is counted,
-// and what is below it left out. Of a source so are links that lead out of the tree,
-// alone or together. Of a target all links count: they may have to go.
-func (t *tree) fill(listed entries, source bool) error {
+// fill makes the tree of what was listed. What is to be skipped is counted. Of a
+// source, links that lead out of the tree, alone or together, are skipped too. Of a
+// target all links count: they may have to go.
+func (t *tree) fill(listed manifest.Entries, limits manifest.Limits, source bool) error {
 	links := make(archive.Links)
-	if source {
-		for e, err := range connected(listed) {
-			if err != nil {
-				return err
-			}
-			if e.Kind == archive.Link && e.Skip == "" {
-				links[e.Name] = e.Target
-			}
+	for e, err := range listed {
+		if err != nil {
+			return err
+		}
+		if source && e.Kind == archive.Link && e.Skip == "" {
+			links[e.Name] = e.Target
 		}
 	}
-	for e, err := range connected(listed) {
+	tally := manifest.Tally{Limits: limits}
+	for e, err := range listed {
 		if err == nil && source && e.Kind == archive.Link && e.Skip == "" && !links.Stays(e.Name) {
 			e.Skip = reasonLink
 		}
 		switch {
 		case err != nil:
-			return err
 		case e.Skip != "":
 			t.skips.add(e.Name, e.Skip)
 		default:
-			if err := t.entries.Add(e); err != nil {
-				return err
+			if err = tally.Count(e); err == nil {
+				err = t.entries.Add(e)
 			}
+		}
+		if err != nil {
+			return err
 		}
 	}
 	return t.entries.Sort()
 }
 
-// connected goes through a sorted list, without what is below something skipped. It
-// refuses a list that names something twice, or something in a directory that it does
-// not name: what is in the place of that would not be looked at.
-func connected(listed entries) entries {
+// connected goes through a sorted list, without what is below a directory that is
+// skipped. A list that names something twice, or something in a directory that it does
+// not name, ends with the error bad: what is in the place of that would not be looked
+// at.
+func connected(listed manifest.Entries, bad error) manifest.Entries {
 	return func(yield func(archive.Entry, error) bool) {
 		var within []string // directories, each in the one before
 		last, skipped := "", ""
 		for e, err := range listed {
 			if err == nil && e.Name == last {
-				err = refusedList(nil)
+				err = bad
 			}
 			last = e.Name
 			switch {
@@ -116,7 +116,9 @@ func connected(listed entries) entries {
 			case skipped != "" && manifest.Below(e.Name, skipped):
 				continue
 			case e.Skip != "":
-				skipped = e.Name
+				if e.Kind == archive.Dir {
+					skipped = e.Name
+				}
 			default:
 				n := len(within)
 				for n > 0 && !manifest.Below(e.Name, within[n-1]) {
@@ -124,7 +126,7 @@ func connected(listed entries) entries {
 				}
 				within = within[:n]
 				if up := path.Dir(e.Name); up != "." && (n == 0 || up != within[n-1]) {
-					err = refusedList(nil)
+					err = bad
 				}
 				if e.Kind == archive.Dir {
 					within = append(within, e.Name)
@@ -137,13 +139,22 @@ func connected(listed entries) entries {
 	}
 }
 
-// noted adds to entries what notes, sorted as well, say about those of their names.
-func noted(listed, notes entries, add func(e *archive.Entry, note archive.Entry)) entries {
+// noted adds to entries what notes, sorted as well, say about those of their names. It
+// refuses notes that speak of one twice.
+func noted(listed, notes manifest.Entries, add func(e *archive.Entry, note archive.Entry)) manifest.Entries {
 	return func(yield func(archive.Entry, error) bool) {
+		last := ""
 		for p, err := range manifest.Pairs(listed, notes) {
 			if err != nil {
 				yield(archive.Entry{}, err)
 				return
+			}
+			if p.B != nil {
+				if p.B.Name == last {
+					yield(archive.Entry{}, refusedList())
+					return
+				}
+				last = p.B.Name
 			}
 			if p.A == nil {
 				continue
@@ -173,8 +184,10 @@ func (d *difference) count() int { return d.put.Len + d.removals() }
 
 func (d *difference) removals() int { return d.first.Len + d.last.Len }
 
+func (d *difference) lists() []*manifest.List { return []*manifest.List{&d.first, &d.last, &d.own} }
+
 func (d *difference) close() {
-	for _, l := range []*manifest.List{&d.first, &d.last, &d.own} {
+	for _, l := range d.lists() {
 		l.Close()
 	}
 }
@@ -218,7 +231,7 @@ func (m *mapping) difference(from, to *tree) (*difference, error) {
 			return d, err
 		}
 	}
-	for _, l := range []*manifest.List{&d.first, &d.last, &d.own} {
+	for _, l := range d.lists() {
 		if err := l.Sort(); err != nil {
 			return d, err
 		}
