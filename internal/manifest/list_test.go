@@ -56,7 +56,7 @@ func named(names ...string) (list []archive.Entry) {
 func TestListKeepsEverything(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
 	rapid.Check(t, func(rt *rapid.T) {
-		count := rapid.SampledFrom([]int{0, 1, 100, 4095, 4096, 4097, 9000, 30_000}).Draw(rt, "count")
+		count := rapid.SampledFrom([]int{0, 1, 100, 4095, 4096, 4097, 9000}).Draw(rt, "count")
 		order := rapid.SampledFrom([]string{"sorted", "backwards", "mixed", "in two"}).Draw(rt, "order")
 		rnd := rand.New(rand.NewPCG(rapid.Uint64().Draw(rt, "seed"), 0))
 		want := make([]archive.Entry, count)
@@ -103,7 +103,7 @@ func TestListKeepsEverything(t *testing.T) {
 // worst order, nor when it is sorted or gone through.
 func TestListDoesNotGrowInMemory(t *testing.T) {
 	if testing.Short() {
-		t.Skip("makes lists of a million entries")
+		t.Skip("makes a list of many entries")
 	}
 	live := func() int64 {
 		var m runtime.MemStats
@@ -114,7 +114,7 @@ func TestListDoesNotGrowInMemory(t *testing.T) {
 	start := live()
 	l := &manifest.List{}
 	defer l.Close()
-	const count = 600_000
+	const count = 300_000
 	most, sofar := int64(0), 0
 	look := func() {
 		if sofar++; sofar%50_000 == 0 {
