@@ -19,7 +19,7 @@ import (
 )
 
 var (
-	sweepLong   = flag.Bool("sweep.long", false, "TestFaultSweep runs all single incidents of syncs too, and one pair in ten")
+	sweepLong   = flag.Bool("sweep.long", false, "TestFaultSweep runs all single incidents of syncs too, and one pair in ten; the sweeps of merges end at more bytes, and at every reply")
 	sweepPairs  = flag.Int("sweep.pairs", 0, "TestFaultSweep runs one pair of incidents in so many")
 	sweepMatrix = flag.String("sweep.matrix", "", "file for the matrix of TestFaultSweep")
 )
