@@ -18,11 +18,14 @@ import (
 	"github.com/createos-lease/createos/internal/manifest"
 )
 
+// guestRecord is what find prints of an entry: kind, mode, size, time, target and name.
+const guestRecord = `%%y\0%%m\0%%s\0%%T@\0%%l\0%%P\0`
+
 // guestList prints the mode of the directory where the shell is, and lists it in
 // records of fields that end in NUL, so that a name may be anything.
 const guestList = `
 [ -r . ] && stat -c %%a . || exit 96
-find . -mindepth 1 %[2]s -printf '%%y\0%%m\0%%s\0%%T@\0%%l\0%%P\0' >"$S/list.%[1]d" || exit 95
+find . -mindepth 1 %[2]s -printf '` + guestRecord + `' >"$S/list.%[1]d" || exit 95
 told "$S/list.%[1]d"
 `
 
@@ -31,7 +34,7 @@ told "$S/list.%[1]d"
 const guestSums = `
 [ -r . ] && stat -c %%a . || exit 96
 : >"$S/sums.%[1]d.0"
-find . -mindepth 1 %[2]s -fprintf "$S/list.%[1]d" '%%y\0%%m\0%%s\0%%T@\0%%l\0%%P\0' -type f -readable -print0 |
+find . -mindepth 1 %[2]s -fprintf "$S/list.%[1]d" '` + guestRecord + `' -type f -readable -print0 |
 	xargs -0 -r -n 4096 -P 4 sh -c 'exec sha256sum -z -- "$@" >>"$0.$$"' "$S/sums.%[1]d" || exit 95
 cat "$S"/sums.%[1]d.* >"$S/sums.%[1]d" && rm -f -- "$S"/sums.%[1]d.* || exit 95
 told "$S/list.%[1]d" && told "$S/sums.%[1]d"

@@ -69,12 +69,14 @@ func (y *syncer) localTree(ctx context.Context, root *os.Root, m *mapping, exclu
 // target all links count: they may have to go.
 func (t *tree) fill(listed manifest.Entries, limits manifest.Limits, source bool) error {
 	links := make(archive.Links)
-	for e, err := range listed {
-		if err != nil {
-			return err
-		}
-		if source && e.Kind == archive.Link && e.Skip == "" {
-			links[e.Name] = e.Target
+	if source { // they are judged together, so all must be known before
+		for e, err := range listed {
+			if err != nil {
+				return err
+			}
+			if e.Kind == archive.Link && e.Skip == "" {
+				links[e.Name] = e.Target
+			}
 		}
 	}
 	tally := manifest.Tally{Limits: limits}
