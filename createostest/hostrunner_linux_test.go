@@ -84,7 +84,7 @@ func TestHostRunnerTerminal(t *testing.T) {
 	m := testMachine(t, testRunner(t), nil)
 	out := newRecorder()
 	p, err := m.start(spec{
-		args:   []string{"-c", `tty -s && stty size; read -r x; stty size; trap 'echo interrupted; exit 5' INT; echo "got $x"; while read -r x; do :; done`},
+		args:   []string{"-c", `tty -s && stty size; read -r x; stty size; trap 'echo interrupted; exit 5' INT; echo "got $x"; while :; do read -r -t 1; done`}, // in turns, as mkfifo says
 		pty:    &ptySize{rows: 30, cols: 90},
 		stdout: out,
 	})

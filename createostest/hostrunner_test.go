@@ -391,7 +391,7 @@ func TestHostRunnerSignalsGroup(t *testing.T) {
 func TestHostRunnerSignalsGroupWithoutLeader(t *testing.T) {
 	m := testMachine(t, testRunner(t), nil)
 	out := newRecorder()
-	p := bash(t, m, out, `bash -c 'trap "echo got; exit 0" USR1; echo ready; while :; do read -r -t 1000 <>"$1"; done' bash "$1" & exit 0`, mkfifo(t, m))
+	p := bash(t, m, out, `bash -c 'trap "echo got; exit 0" USR1; echo ready; while :; do read -r -t 1 <>"$1"; done' bash "$1" & exit 0`, mkfifo(t, m))
 	awaitDone(t, p.leaderDone())
 	out.awaitLines(t, 1)
 	require.NoError(t, p.signal("SIGUSR1"))
@@ -400,6 +400,9 @@ func TestHostRunnerSignalsGroupWithoutLeader(t *testing.T) {
 	require.ErrorIs(t, p.signal("SIGUSR1"), errExited)
 }
 
+// mkfifo makes a pipe that nobody writes to, for a shell to wait at. It must wait
+// in short turns: a signal that comes between its last look for one and the call
+// of read(2) runs no trap until the read is over.
 func mkfifo(t *testing.T, m *hostMachine) string {
 	t.Helper()
 	return makeFIFO(t, filepath.Join(m.dir, "fifo"))
@@ -415,7 +418,7 @@ func makeFIFO(t *testing.T, path string) string {
 func TestHostRunnerTerminateLetsTheTreeEnd(t *testing.T) {
 	m := testMachine(t, testRunner(t), nil)
 	out := newRecorder()
-	p := bash(t, m, out, `trap 'echo bye; exit 9' TERM; echo ready; while :; do read -r -t 1000 <>"$1"; done`, mkfifo(t, m))
+	p := bash(t, m, out, `trap 'echo bye; exit 9' TERM; echo ready; while :; do read -r -t 1 <>"$1"; done`, mkfifo(t, m))
 	out.awaitLines(t, 1)
 	p.terminate(patience)
 	awaitDone(t, p.treeDone())
