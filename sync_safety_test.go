@@ -526,7 +526,8 @@ func TestSyncInDoesNotFollowALinkThatComesLater(t *testing.T) {
 			r.write(r.local("src/pub/a"), "public-file")
 			r.write(r.local("src/pub/secret"), "secret-file")
 			r.write(r.local("src/priv/a"), "private-one")
-			r.srv.Fail(createostest.Fault{Route: "POST /v1/sandboxes/{id}/exec", Nth: 2, Before: func() { require.NoError(t, swap()) }})
+			fill(t, r.local("src/first"), 16<<20) // goes by itself, when all has been listed
+			r.srv.Fail(createostest.Fault{When: scratchFile("PUT", "p."), Nth: 1, Before: func() { require.NoError(t, swap()) }})
 			_, err := r.in(t.Context(), createos.SyncMapping{
 				Source: r.local("src"), Target: "dst", Merge: true, Delete: true, Exclude: []string{"priv", "secret"},
 			})

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"syscall"
 
 	"github.com/createos-lease/createos/internal/archive"
 )
@@ -68,10 +69,11 @@ func (r *Reader) open(e archive.Entry) (*os.File, fs.FileInfo, error) {
 	return f, info, changed(err)
 }
 
-// changed names the error of a file that is not there any more, or something else
-// now, or behind a link.
+// changed names the error of what was seen and is not there any more, or something
+// else now, or behind a link.
 func changed(err error) error {
-	for _, gone := range []error{fs.ErrNotExist, ErrIsLink, ErrNotDir, ErrNotFile} {
+	// EINVAL is what the system says of the target of what is no link.
+	for _, gone := range []error{fs.ErrNotExist, ErrIsLink, ErrNotDir, ErrNotFile, syscall.EINVAL} {
 		if errors.Is(err, gone) {
 			return archive.ErrChanged
 		}

@@ -31,7 +31,8 @@ type WalkOptions struct {
 }
 
 // Walk calls visit with each entry of the tree of root, a directory before its
-// content, but otherwise in no order.
+// content, but otherwise in no order. If a directory or link is another thing when it
+// is opened than when it was seen, the error is archive.ErrChanged.
 func Walk(ctx context.Context, root *os.Root, o WalkOptions, visit func(archive.Entry) error) error {
 	w := &walker{ctx: ctx, o: o, visit: visit, tally: manifest.Tally{Limits: o.Limits}}
 	if o.Digest {
@@ -66,7 +67,7 @@ const nameBatch = 1024
 func eachName(root *os.Root, f func(base string) error) error {
 	d, err := root.Open(".")
 	if err != nil {
-		return err
+		return changed(err)
 	}
 	defer func() { _ = d.Close() }()
 	for last := false; !last; {
@@ -117,7 +118,7 @@ func (w *walker) entry(root *os.Root, base, name string) error {
 	case info.Mode()&fs.ModeSymlink != 0:
 		e.Kind = archive.Link
 		if e.Target, err = root.Readlink(base); err != nil {
-			return err
+			return changed(err)
 		}
 	case !w.o.Target:
 		e.Skip = ReasonKind
@@ -139,7 +140,7 @@ func (w *walker) entry(root *os.Root, base, name string) error {
 	}
 	sub, err := openSub(root, base)
 	if err != nil {
-		return err
+		return changed(err)
 	}
 	defer func() { _ = sub.Close() }()
 	return w.dir(sub, name)

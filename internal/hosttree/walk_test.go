@@ -82,6 +82,43 @@ func TestWalkComesByLargeDirectories(t *testing.T) {
 	}
 }
 
+// What is exchanged between the look at it and its opening has changed: it is not
+// missing, and a link in its place is not followed.
+func TestWalkNoticesWhatChanges(t *testing.T) {
+	for name, become := range map[string]func(path string) error{
+		"gone": func(string) error { return nil },
+		"file": func(path string) error { return os.WriteFile(path, nil, 0o600) },
+		"link": func(path string) error { return os.Symlink("b", path) },
+		"another directory": func(path string) error {
+			return errors.Join(os.Mkdir(path+"2", 0o700), os.Rename(path+"2", path))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			write(t, filepath.Join(dir, "a/f"), "")
+			write(t, filepath.Join(dir, "b/f"), "")
+			root, err := os.OpenRoot(dir)
+			require.NoError(t, err)
+			defer root.Close()
+			var seen []string
+			err = hosttree.Walk(t.Context(), root, hosttree.WalkOptions{Limits: limits}, func(e archive.Entry) error {
+				seen = append(seen, e.Name)
+				path := filepath.Join(dir, e.Name)
+				if e.Name != "a" {
+					return nil
+				}
+				return errors.Join(os.RemoveAll(path), become(path))
+			})
+			if name == "another directory" { // as if it had been listed a moment later
+				require.NoError(t, err)
+				require.Equal(t, []string{"a", "b", "b/f"}, seen)
+				return
+			}
+			require.ErrorIs(t, err, archive.ErrChanged)
+		})
+	}
+}
+
 // A file is hashed with one read if it is small, and with several; one that must not
 // be read has no digest.
 func TestWalkHashes(t *testing.T) {
