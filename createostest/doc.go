@@ -13,7 +13,9 @@
 // By default commands really run: real bash and real process trees, with the
 // files of each sandbox in a temporary directory. Nothing contains them; the
 // runner is made for trusted tests, not for foreign code. As a path such as
-// /workspace does not exist there, ask [Server.Workspace] for one.
+// /workspace does not exist there, ask [Server.Workspace] for one. They ignore
+// what this program was started to ignore: SIGHUP below nohup, SIGINT in the
+// background of a shell without job control.
 //
 // With [Options.InMemory] or [Options.Commands] commands are answered by a Go
 // function and files are kept in memory. With InMemory connections are pipes

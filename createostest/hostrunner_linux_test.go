@@ -3,6 +3,7 @@ package createostest
 import (
 	"io"
 	"os"
+	"os/signal"
 	"strconv"
 	"strings"
 	"testing"
@@ -81,6 +82,11 @@ func TestHostRunnerTokenIsPerTree(t *testing.T) {
 }
 
 func TestHostRunnerTerminal(t *testing.T) {
+	// In the background of a shell tests ignore SIGINT, and then so does what they
+	// start, which cannot even trap it.
+	interrupts := make(chan os.Signal, 1)
+	signal.Notify(interrupts, os.Interrupt)
+	defer signal.Stop(interrupts)
 	m := testMachine(t, testRunner(t), nil)
 	out := newRecorder()
 	p, err := m.start(spec{
