@@ -31,12 +31,13 @@ var searchGaps = []time.Duration{0, 2 * time.Second, 4 * time.Second, 8 * time.S
 // useful.
 type AcquireOptions struct {
 	// Workspace is the directory that commands run in and the marker lies in:
-	// absolute, clean, not the root, without NUL. Empty means DefaultWorkspace.
-	// It is recorded in the lease and cannot change later.
+	// absolute, clean, not the root, UTF-8 without NUL, at most 3000 bytes. Empty
+	// means DefaultWorkspace. It is recorded in the lease and cannot change
+	// later.
 	Workspace string
 	// AdapterType names the adapter that the sandbox is for. It chooses the
-	// image by Config.RootfsByAdapter and is recorded in the lease. May be
-	// empty.
+	// image by Config.RootfsByAdapter and is recorded in the lease. UTF-8 without
+	// NUL; may be empty.
 	AdapterType string
 	// BeforeCreate, if not nil, is called once, right before the create request
 	// is sent. A host that must find its sandboxes again after a crash writes
@@ -163,8 +164,8 @@ func (d *Driver) plan(env Environment, opts AcquireOptions) (*acquisition, error
 	if err != nil {
 		return nil, err
 	}
-	if strings.ContainsRune(opts.AdapterType, 0) {
-		return nil, &InputError{"AcquireOptions.AdapterType", "holds a NUL"}
+	if err := checkPlain("AcquireOptions.AdapterType", opts.AdapterType); err != nil {
+		return nil, err
 	}
 	t := env.tenant(set.origin)
 	d.useKey(t, set.key)
@@ -177,11 +178,11 @@ func (d *Driver) plan(env Environment, opts AcquireOptions) (*acquisition, error
 // checkWorkspace returns the workspace to use, or what is wrong with it.
 func checkWorkspace(ws string) (string, error) {
 	const field = "AcquireOptions.Workspace"
-	switch {
+	switch err := checkPlain(field, ws); {
+	case err != nil:
+		return "", err
 	case ws == "":
 		return DefaultWorkspace, nil
-	case strings.ContainsRune(ws, 0):
-		return "", &InputError{field, "holds a NUL"}
 	case !path.IsAbs(ws) || path.Clean(ws) != ws:
 		return "", &InputError{field, "is not an absolute, clean path"}
 	case ws == "/":

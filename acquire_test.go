@@ -96,14 +96,18 @@ func TestAcquireChecksInputBeforeAnyRequest(t *testing.T) {
 		opts AcquireOptions
 		want string
 	}{
-		"no company":         {Environment{EnvironmentID: "ci", Config: testEnv().Config}, AcquireOptions{}, "Environment.CompanyID"},
-		"NUL in environment": {Environment{CompanyID: "a", EnvironmentID: "c\x00", Config: testEnv().Config}, AcquireOptions{}, "Environment.EnvironmentID"},
-		"no key":             {testEnv(func(c *Config) { c.APIKey = Secret{} }), AcquireOptions{}, "apiKey"},
-		"no shape":           {testEnv(func(c *Config) { c.Shape = "" }), AcquireOptions{}, "shape"},
-		"relative workspace": {testEnv(), AcquireOptions{Workspace: "ws"}, "AcquireOptions.Workspace"},
-		"unclean workspace":  {testEnv(), AcquireOptions{Workspace: "/a/../b"}, "AcquireOptions.Workspace"},
-		"root workspace":     {testEnv(), AcquireOptions{Workspace: "/"}, "AcquireOptions.Workspace"},
-		"NUL in workspace":   {testEnv(), AcquireOptions{Workspace: "/a\x00"}, "AcquireOptions.Workspace"},
+		"no company":           {Environment{EnvironmentID: "ci", Config: testEnv().Config}, AcquireOptions{}, "Environment.CompanyID"},
+		"NUL in environment":   {Environment{CompanyID: "a", EnvironmentID: "c\x00", Config: testEnv().Config}, AcquireOptions{}, "Environment.EnvironmentID"},
+		"no key":               {testEnv(func(c *Config) { c.APIKey = Secret{} }), AcquireOptions{}, "apiKey"},
+		"no shape":             {testEnv(func(c *Config) { c.Shape = "" }), AcquireOptions{}, "shape"},
+		"relative workspace":   {testEnv(), AcquireOptions{Workspace: "ws"}, "AcquireOptions.Workspace"},
+		"unclean workspace":    {testEnv(), AcquireOptions{Workspace: "/a/../b"}, "AcquireOptions.Workspace"},
+		"root workspace":       {testEnv(), AcquireOptions{Workspace: "/"}, "AcquireOptions.Workspace"},
+		"bytes in company":     {Environment{CompanyID: "a\xff", EnvironmentID: "c", Config: testEnv().Config}, AcquireOptions{}, "Environment.CompanyID"},
+		"bytes in environment": {Environment{CompanyID: "a", EnvironmentID: "\xc3", Config: testEnv().Config}, AcquireOptions{}, "Environment.EnvironmentID"},
+		"bytes in adapter":     {testEnv(), AcquireOptions{AdapterType: "\xff"}, "AcquireOptions.AdapterType"},
+		"bytes in workspace":   {testEnv(), AcquireOptions{Workspace: "/a\xff"}, "AcquireOptions.Workspace"},
+		"NUL in workspace":     {testEnv(), AcquireOptions{Workspace: "/a\x00"}, "AcquireOptions.Workspace"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := d.Acquire(t.Context(), c.env, c.opts)

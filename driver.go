@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"github.com/createos-lease/createos/internal/keylock"
 )
@@ -16,7 +17,7 @@ import (
 // An Environment is on whose behalf a call is made.
 type Environment struct {
 	// CompanyID and EnvironmentID are the host's own ids. Both are required,
-	// hold no NUL, and are recorded in the lease: only a call with the same
+	// are UTF-8 without NUL, and are recorded in the lease: only a call with the same
 	// two and the same API origin may use it.
 	CompanyID     string
 	EnvironmentID string
@@ -214,9 +215,22 @@ func (e Environment) check() error {
 		if f.value == "" {
 			return &InputError{f.name, "is empty"}
 		}
-		if strings.ContainsRune(f.value, 0) {
-			return &InputError{f.name, "holds a NUL"}
+		if err := checkPlain(f.name, f.value); err != nil {
+			return err
 		}
+	}
+	return nil
+}
+
+// checkPlain refuses a string that would not come back from JSON as it went: it would
+// have other bytes in the place of those that are not UTF-8, and a lease, or an entry of
+// Unconfirmed, would not be recognised any more.
+func checkPlain(field, value string) error {
+	switch {
+	case strings.ContainsRune(value, 0):
+		return &InputError{field, "holds a NUL"}
+	case !utf8.ValidString(value):
+		return &InputError{field, "is not UTF-8"}
 	}
 	return nil
 }
