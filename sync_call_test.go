@@ -467,6 +467,41 @@ func TestSyncIsCancelledAndWaitedFor(t *testing.T) {
 	}
 }
 
+// A sync that comes to nothing does not leave a paused sandbox running, which costs
+// money, for the sake of its scratch files.
+func TestSyncThatIsCancelledWakesNothing(t *testing.T) {
+	t.Parallel()
+	for name, fault := range map[string]createostest.Fault{
+		"before the first request": {Method: "POST", Nth: 1, Status: 500}, // not met
+		"during the first request": {Method: "POST", Nth: 1},
+		"its reply is lost":        {Method: "POST", Nth: 1, DropReply: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newSyncRig(t, createostest.Options{})
+			r.write(r.local("f"), "f")
+			require.NoError(t, r.srv.Pause(r.lease.ProviderLeaseID))
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			if fault.Status != 0 {
+				cancel()
+			}
+			fault.Before = cancel
+			hit := r.srv.Fail(fault)
+			r.srv.ForgetRequests()
+			res, err := r.in(ctx, createos.SyncMapping{Source: r.local("f"), Target: "f"})
+			require.ErrorIs(t, err, context.Canceled)
+			require.Equal(t, fault.Status == 0, hit.Hits() == 1)
+			for _, q := range r.srv.Requests() {
+				require.NotContains(t, q.Route, "resume")
+			}
+			if !fault.DropReply { // else something could be there
+				require.Empty(t, res.Warnings)
+			}
+			r.srv.ClearFaults()
+		})
+	}
+}
+
 // A file that takes long to read does not hold up the end of a sync.
 func TestSyncIsCancelledWhileItHashes(t *testing.T) {
 	t.Parallel()

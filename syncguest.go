@@ -199,7 +199,7 @@ func (y *syncer) begin(ctx context.Context) (found []string, err error) {
 	w.WriteString(guestStale)
 	w.WriteString(`mkdir "$S" 2>/dev/null || [ -d "$S" ] || exit 96` + "\n")
 	w.WriteString("command -v gzip >/dev/null && echo gzip || echo plain\n")
-	y.dirty, y.doubt = true, true
+	y.doubt = true
 	send := func() error {
 		out, err := y.script(ctx, w.String())
 		found = append(found, strings.Fields(out)...)
@@ -262,6 +262,12 @@ func (y *syncer) script(ctx context.Context, body string) (string, error) {
 	failures, conflicts := 0, 0
 	for {
 		got, err := y.client.execWithin(ctx, y.l.scope.id, execShell, []string{"-c", text}, max(time.Until(over), time.Second))
+		if err == nil {
+			y.ran.Store(true)
+		}
+		if err == nil || unclear(err) {
+			y.dirty.Store(true)
+		}
 		switch {
 		case err == nil && (got.Failed || got.ExitCode == nil):
 			return "", ErrSyncStep
@@ -269,6 +275,9 @@ func (y *syncer) script(ctx context.Context, body string) (string, error) {
 			continue
 		case err == nil:
 			return got.Stdout, guestError(*got.ExitCode)
+		case isConflict(err) && y.leaving && !y.ran.Load():
+			// It was paused before anything ran, and would be left running. What may
+			// be in it can wait for the next sync.
 		case isConflict(err) && conflicts < wakeTries:
 			conflicts++
 			if _, werr := y.d.wake(ctx, y.l); werr != nil {
@@ -296,9 +305,10 @@ func guestError(code int) error {
 
 // cleanUp removes the scratch directory, on a bound of its own.
 func (y *syncer) cleanUp(ctx context.Context) {
-	if !y.dirty {
+	if !y.dirty.Load() {
 		return
 	}
+	y.leaving = true
 	ctx, cancel := cleanupContext(ctx, y.d.cfg.CleanupTimeout)
 	defer cancel()
 	text := guestCleanup

@@ -31,10 +31,12 @@ type syncer struct {
 	timeout time.Duration // of one step
 	steps   atomic.Int64
 	units   int
-	dirty   bool // the scratch directory may exist
-	doubt   bool // a request that was cut off may still make something in it
-	zip     bool // the sandbox has gzip, and it may be used
-	slow    bool // the connection was seen to be slow
+	doubt   bool        // a request that was cut off may still make something in the scratch directory
+	dirty   atomic.Bool // there may be one: a script has run, or may have
+	ran     atomic.Bool // a script has run, so the sandbox was awake
+	leaving bool        // only scratch files are removed from now on
+	zip     bool        // the sandbox has gzip, and it may be used
+	slow    bool        // the connection was seen to be slow
 	meter   *meter
 }
 
@@ -52,6 +54,9 @@ func (y *syncer) run(ctx context.Context) error {
 	defer y.meter.stop()
 	if len(y.plan.ops) == 0 {
 		return nil
+	}
+	if err := ended(ctx); err != nil {
+		return because(ctx, "sync", err)
 	}
 	defer func() { y.cleanUp(ctx) }() // before the meter: a report that blocks must not hold it up
 	err := y.operations(ctx)
