@@ -268,7 +268,7 @@ func (d *Driver) begin(a *acquisition) {
 // identify records the id of the sandbox as soon as it is known.
 func (d *Driver) identify(a *acquisition, box Sandbox) target {
 	t := a.target(box.ID)
-	d.created(t.scope, a.set.key, a.account)
+	d.owned(t.scope, a.set.key, a.account)
 	d.saw(t.scope, box.Status)
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -428,7 +428,7 @@ func (d *Driver) recoverCreate(ctx context.Context, a *acquisition, cause error,
 		}
 		u := a.target("").debt(CreateUnknown, cause)
 		u.EndedAt = time.Now()
-		d.created(u.scope(), a.set.key, a.account)
+		d.owned(u.scope(), a.set.key, a.account)
 		d.owe(u)
 		return Sandbox{}, &CreateUnknownError{SandboxName: a.marks.name, Cause: acquireFailed(ctx, cause)}
 	}
@@ -445,7 +445,7 @@ func (d *Driver) recoverCreate(ctx context.Context, a *acquisition, cause error,
 			continue
 		}
 		t := a.target(box.ID)
-		d.created(t.scope, a.set.key, a.account)
+		d.owned(t.scope, a.set.key, a.account)
 		d.saw(t.scope, box.Status)
 		d.owe(t.debt(DestroyOwed, cause)) // before the first destroy: none may be lost on the way
 		extra = append(extra, t)

@@ -125,6 +125,26 @@ func TestOne404AfterTheListIsNotBelievedByRetry(t *testing.T) {
 	})
 }
 
+// Whose a sandbox is that was found by its name is known by the key that found it.
+func TestFoundNameKeepsItsKey(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newProvider(t)
+		d := p.driver(DriverConfig{})
+		p.always(rWhoami, refuse(403)) // the account is not told
+		p.script(rCreate, then(created, refuse(502)))
+		_, err := d.Acquire(t.Context(), testEnv(), AcquireOptions{})
+		require.Error(t, err)
+		p.script(rList, listsBox)
+		p.script(rDelete, repeat(4, refuse(503))...)
+		require.Error(t, d.RetryCleanup(t.Context(), testEnv()))
+		require.Equal(t, DestroyOwed, d.Unconfirmed()[0].Kind)
+		p.always(rDelete, refuse(404)) // as any other account is told
+		p.always(rGet, refuse(404))
+		require.Error(t, d.RetryCleanup(t.Context(), testEnv(func(c *Config) { c.APIKey = NewSecret("skp_other") })))
+		require.Len(t, d.Unconfirmed(), 1)
+	})
+}
+
 func TestSettleTimeOfARunningAcquireStartsAtTheHandOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newProvider(t)

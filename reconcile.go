@@ -96,8 +96,10 @@ func (r *Reconciliation) Strays() []Found {
 //
 // A stray carries the owner mark of the environment and one lease key, and a
 // name as this library gives it; is in none of the known leases, by id or by
-// lease key; is not being worked on by this driver, nor in its Unconfirmed; and
-// is older than the grace period. known must be all leases of the environment
+// lease key; is not being worked on by this driver, nor in its Unconfirmed as one
+// whose destroy RetryCleanup sees to (entries about a pause or a process wait for
+// the host, and without a lease nobody would come); and is older than the grace
+// period. known must be all leases of the environment
 // that any host of this deployment holds: to leave one out is to call it a
 // stray. A host with several processes that share an environment must
 // collect them first. Leases of other environments do no harm; one that is nil, or
@@ -112,7 +114,7 @@ func (r *Reconciliation) Strays() []Found {
 //
 // Of the configuration only origin and key need be valid. It takes one request
 // for each 500 sandboxes of the account, and two more for each stray that it
-// destroys. The end of ctx ends it between two destroys; one that was begun
+// destroys (and one more, once, for each key). The end of ctx ends it between two destroys; one that was begun
 // ends on its own bound. It may be called concurrently and after Shutdown.
 func (d *Driver) Reconcile(ctx context.Context, env Environment, known []*Lease, opts ReconcileOptions) (*Reconciliation, error) {
 	if err := env.check(); err != nil {
@@ -155,6 +157,9 @@ type reconciler struct {
 	owner  string
 	opts   ReconcileOptions
 	known  []*Lease
+	// account is whose the strays are: an entry needs it to be settled by another
+	// driver or key.
+	account string
 }
 
 // survey reads the list and judges every row.
@@ -290,6 +295,12 @@ func leaseKeys(box Sandbox) (keys []string) {
 
 // apply destroys the strays, one after the other.
 func (r *reconciler) apply(ctx context.Context, out *Reconciliation) error {
+	if len(out.Strays()) > 0 {
+		var err error
+		if r.account, err = r.d.account(ctx, r.client, r.tenant.origin, r.key); err != nil {
+			return err
+		}
+	}
 	var owed []Unconfirmed
 	var failed []error
 	for i := range out.Found {
@@ -334,12 +345,16 @@ func (r *reconciler) destroy(ctx context.Context, f Found) (after Found, owed *U
 		f.Verdict, f.Reason = v, reason
 		return f
 	}
-	t := target{scope: scope{r.tenant, f.SandboxID}, client: r.client, key: r.key, name: f.SandboxName, leaseKey: f.LeaseKey}
-	if !r.d.closeScope(t.debt(DestroyOwed, errRunning)) {
+	t := target{
+		scope: scope{r.tenant, f.SandboxID}, client: r.client, key: r.key,
+		name: f.SandboxName, leaseKey: f.LeaseKey, account: r.account,
+	}
+	// A call may have begun since the survey, by a host that left its lease out of known.
+	if !r.d.closeScope(t.debt(DestroyOwed, errRunning), true) {
 		return now(VerdictInFlight, "a call of this driver is at work on it"), nil, nil
 	}
 	defer r.d.openScope(t.scope)
-	r.d.listed(t.scope) // a moment ago: one 404 does not undo that
+	r.d.owned(t.scope, t.key, t.account) // the list has shown it to this key
 	ctx, cancel := cleanupContext(ctx, r.d.cfg.CleanupTimeout)
 	defer cancel()
 	box, err := r.d.read(ctx, t)

@@ -203,6 +203,80 @@ func TestReconcileOwesWhatItCannotProve(t *testing.T) {
 	})
 }
 
+// To the key of another account every sandbox is absent. What was listed to one key is
+// not proven gone by what another is told, here and in the process that comes after.
+func TestReconcileKnowsWhoseItsStraysAre(t *testing.T) {
+	for name, told := range map[string]bool{"account is told": true, "account is not told": false} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig(t, createostest.Options{})
+				lease := r.acquire()
+				time.Sleep(time.Hour)
+				d, err := createos.NewDriver(r.srv.DriverConfig()) // of a host that lost its leases
+				require.NoError(t, err)
+				if !told {
+					r.srv.Fail(createostest.Fault{Route: "GET /v1/whoami", Status: 403})
+				}
+				refused := r.srv.Fail(createostest.Fault{Method: "DELETE", Status: 503})
+				_, err = d.Reconcile(t.Context(), r.env, nil, createos.ReconcileOptions{Apply: true})
+				require.Error(t, err)
+				refused.Remove()
+				owed := d.Unconfirmed()
+				require.Len(t, owed, 1)
+				require.Equal(t, told, owed[0].AccountID != "")
+
+				other := r.env
+				other.Config.APIKey = createos.NewSecret(r.srv.AddKey("usr_other"))
+				require.Error(t, d.RetryCleanup(t.Context(), other))
+				require.Len(t, d.Unconfirmed(), 1)
+				if told {
+					cfg := r.srv.DriverConfig()
+					cfg.Unconfirmed = owed
+					next, err := createos.NewDriver(cfg)
+					require.NoError(t, err)
+					require.Error(t, next.RetryCleanup(t.Context(), other))
+					require.Len(t, next.Unconfirmed(), 1)
+				}
+				require.NoError(t, d.RetryCleanup(t.Context(), r.env))
+				require.Equal(t, createostest.StateDestroyed, r.srv.Sandboxes()[0].State, lease.ProviderLeaseID)
+			})
+		})
+	}
+}
+
+// A call that begins after the survey is not destroyed under its feet.
+func TestReconcileSparesWhatBeginsMeanwhile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		began, end := make(chan struct{}), make(chan struct{})
+		r := newRig(t, createostest.Options{Commands: func(ctx context.Context, c *createostest.Command) int {
+			if c.Name == "wait" {
+				close(began)
+				<-end
+			}
+			return 0
+		}})
+		first := r.acquire()
+		time.Sleep(time.Second)
+		second := r.acquire()
+		time.Sleep(time.Hour)
+		done := make(chan error, 1)
+		r.srv.Fail(createostest.Fault{Route: "/v1/sandboxes/" + first.ProviderLeaseID, Method: "DELETE", Nth: 1, Before: func() {
+			go func() {
+				_, err := r.driver.Exec(t.Context(), r.env, second, createos.Command{Name: "wait"})
+				done <- err
+			}()
+			<-began
+		}})
+		out, err := r.driver.Reconcile(t.Context(), r.env, nil, createos.ReconcileOptions{Apply: true})
+		require.NoError(t, err)
+		assert.Equal(t, createos.VerdictDestroyed, verdicts(out)[first.ProviderLeaseID])
+		assert.Equal(t, createos.VerdictInFlight, verdicts(out)[second.ProviderLeaseID])
+		close(end)
+		require.NoError(t, <-done)
+		require.NoError(t, r.driver.Destroy(t.Context(), r.env, second))
+	})
+}
+
 // A lease that the host holds spares its sandbox whatever else of its record is
 // damaged; one that names nothing stops everything.
 func TestReconcileSparesWhatADamagedLeaseNames(t *testing.T) {

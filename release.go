@@ -63,7 +63,7 @@ func (d *Driver) close(ctx context.Context, env Environment, lease *Lease, destr
 	if destroy {
 		kind = DestroyOwed
 	}
-	if !d.closeScope(l.target().debt(kind, errRunning)) {
+	if !d.closeScope(l.target().debt(kind, errRunning), false) {
 		return ErrCleanupInProgress
 	}
 	return d.work(ctx, func(ctx context.Context) error {
@@ -81,13 +81,13 @@ func (d *Driver) close(ctx context.Context, env Environment, lease *Lease, destr
 // errRunning is the cause of the entries that stand for work in progress.
 var errRunning = errors.New("the cleanup is running")
 
-// closeScope makes a scope closing, unless it is already. u is what is owed
-// until the work ends.
-func (d *Driver) closeScope(u Unconfirmed) bool {
+// closeScope makes a scope closing, unless it is already, or, with idle, calls run on
+// it. u is what is owed until the work ends.
+func (d *Driver) closeScope(u Unconfirmed, idle bool) bool {
 	u.Since = time.Now()
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if _, busy := d.closing[u.scope()]; busy {
+	if _, busy := d.closing[u.scope()]; busy || idle && len(d.active[u.scope()]) > 0 {
 		return false
 	}
 	d.closing[u.scope()] = u

@@ -242,7 +242,7 @@ func (d *Driver) payDestroy(ctx context.Context, t target, u Unconfirmed) error 
 	case slices.ContainsFunc(found.live, func(b Sandbox) bool { return b.ID == t.scope.id }):
 		return fmt.Errorf("%w: %w", ErrUnjudged, errFoundAgain)
 	case len(found.live) > 0:
-		d.destroyFound(ctx, u, found.live)
+		d.destroyFound(ctx, u, t.key, found.live)
 	case !found.whole:
 		return found.err
 	}
@@ -351,7 +351,7 @@ func (d *Driver) lookForNames(ctx context.Context, list []Unconfirmed) (again []
 		found := d.match(look, t.client, boxes, u.SandboxName, u.LeaseKey)
 		switch {
 		case len(found.live) > 0:
-			d.destroyFound(ctx, u, found.live)
+			d.destroyFound(ctx, u, t.key, found.live)
 		case !found.whole:
 			d.failed(u, found.err)
 		case found.ended:
@@ -369,14 +369,15 @@ func (d *Driver) lookForNames(ctx context.Context, list []Unconfirmed) (again []
 	return again
 }
 
-// destroyFound turns a name into what it turned out to be, and destroys it.
-func (d *Driver) destroyFound(ctx context.Context, u Unconfirmed, live []Sandbox) {
+// destroyFound turns a name into what it turned out to be, and destroys it. key is
+// the one that it was shown to.
+func (d *Driver) destroyFound(ctx context.Context, u Unconfirmed, key Secret, live []Sandbox) {
 	var owed []Unconfirmed
 	for _, box := range live {
 		o := u
 		o.Kind, o.SandboxID, o.Cause = DestroyOwed, box.ID, "found by its name and lease key"
 		o.Note, o.EndedAt, o.Attempts = "", time.Time{}, 0 // of the search that is over
-		d.listed(o.scope())
+		d.owned(o.scope(), key, o.AccountID)
 		d.owe(o)
 		owed = append(owed, o)
 	}

@@ -44,9 +44,11 @@ type sighting struct {
 	// count, nor those without content: their ids may have been garbled.
 	byID    bool
 	tracked time.Time
-	creator Secret // the key that created it; zero if that was not this driver
+	// owner is the key that created it, or that a list showed it to; zero if neither
+	// was in this driver.
+	owner Secret
 	// pinned keeps a sighting that alone says whose the sandbox is: its
-	// account is not known, so only the creating key can prove its absence.
+	// account is not known, so only that key can prove its absence.
 	pinned bool
 }
 
@@ -136,20 +138,14 @@ func (d *Driver) sawByID(s scope) {
 	}
 }
 
-// listed records that the API showed a sandbox in a list.
-func (d *Driver) listed(s scope) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.trackLocked(s).alive = time.Now()
-}
-
-// created records which key made a sandbox, and that the API said so, or, for
-// the scope of a name, may have made one. account is empty if it is not known.
-func (d *Driver) created(s scope, key Secret, account string) {
+// owned records the key that made a sandbox, or, for the scope of a name, may have made
+// one, or that a list has shown it to: the API said so just now. account is empty if it
+// is not known.
+func (d *Driver) owned(s scope, key Secret, account string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	seen := d.trackLocked(s)
-	seen.creator, seen.alive, seen.pinned = key, time.Now(), account == ""
+	seen.owner, seen.alive, seen.pinned = key, time.Now(), account == ""
 }
 
 func (d *Driver) forget(s scope) {
@@ -247,19 +243,19 @@ var errFoundAgain = errors.New("a second look found it")
 // foreignKey returns nil if the key in use is known to see the sandbox, if it
 // exists.
 func (d *Driver) foreignKey(ctx context.Context, t target, seen sighting) error {
-	if !seen.creator.IsZero() && seen.creator.Equal(t.key) {
+	if !seen.owner.IsZero() && seen.owner.Equal(t.key) {
 		return nil
 	}
-	owner := t.account
-	if owner == "" && seen.creator.IsZero() {
+	mine := t.account
+	if mine == "" && seen.owner.IsZero() {
 		// A lease of an older provider, or written elsewhere: nothing can
 		// verify it, so it keeps the reading that it always had.
 		d.log.Warn("createos: absence taken unverified, the lease names no account", "sandbox", t.scope.id)
 		return nil
 	}
-	if owner == "" { // it may be told by now
+	if mine == "" { // it may be told by now
 		var err error
-		if owner, err = d.account(ctx, d.client(t.scope.tenant, seen.creator), t.scope.origin, seen.creator); err != nil {
+		if mine, err = d.account(ctx, d.client(t.scope.tenant, seen.owner), t.scope.origin, seen.owner); err != nil {
 			return err
 		}
 	}
@@ -267,9 +263,9 @@ func (d *Driver) foreignKey(ctx context.Context, t target, seen sighting) error 
 	switch {
 	case err != nil:
 		return err
-	case owner == "":
-		return errors.New("the key in use is not the one that created the sandbox, and its account is not known")
-	case account != owner:
+	case mine == "":
+		return errors.New("the key in use is not the one that the sandbox is known to, and its account is not known")
+	case account != mine:
 		return errors.New("the key in use belongs to another account")
 	}
 	return nil
