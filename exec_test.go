@@ -3,6 +3,7 @@ package createos
 import (
 	"bytes"
 	"context"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"io"
@@ -180,6 +181,36 @@ func TestExecDrainsAfterTheExit(t *testing.T) {
 		assert.True(t, res.Success())
 		assert.Equal(t, "hello world", out.String())
 	})
+}
+
+// An exit should be the last event of a stream. If it is not, what comes after it is
+// delivered, or missed aloud.
+func TestExecReadsOnAfterTheExit(t *testing.T) {
+	for name, gap := range map[string]int{"whole": 0, "with a gap": 1} {
+		t.Run(name, func(t *testing.T) {
+			onMachine(t, func(t *testing.T, m *machine) {
+				m.script(rConnect, m.on(func(p *proc, _ *http.Request) (*http.Response, error) {
+					time.Sleep(2 * time.Second) // the command is over by now
+					data := func(seq int, stream, text string) string {
+						return fmt.Sprintf(`{"type":"data","seq":%d,"stream":%q,"data_base64":%q}`+"\n", seq, stream, base64.StdEncoding.EncodeToString([]byte(text)))
+					}
+					return streaming(io.NopCloser(strings.NewReader(data(1, "stderr", acknowledgement(p.args[4])) + data(2, "stdout", "hello ") +
+						`{"type":"exit","exit_code":0}` + "\n" + data(3+gap, "stdout", "world")))), nil
+				}))
+				var out bytes.Buffer
+				res, err := m.exec(t.Context(), Command{Stdout: &out}, hello)
+				if gap > 0 {
+					var lost *OutputLostError
+					require.ErrorAs(t, err, &lost)
+					require.Equal(t, int64(3), lost.From)
+					return
+				}
+				require.NoError(t, err)
+				require.True(t, res.Success())
+				require.Equal(t, "hello world", out.String())
+			})
+		})
+	}
 }
 
 func TestExecLosesNothingSilently(t *testing.T) {

@@ -20,6 +20,10 @@ const (
 	// askFor is how long the provider is asked to wait for the exit when the
 	// output broke off. It is short: what comes meanwhile is not seen.
 	askFor = 250 * time.Millisecond
+	// lastWords is how long a stream is read on after its exit, if it stays open. The
+	// exit should be the last event; output that comes after it is output all the
+	// same.
+	lastWords = 250 * time.Millisecond
 )
 
 // An ending is what is known of how a command ended.
@@ -193,8 +197,12 @@ func (f *follower) read(ctx context.Context) error {
 	}
 	f.connections++
 	defer func() { _ = s.Close() }()
+	exited := false
 	for !f.drained() {
 		ev, err := s.Next()
+		if err != nil && exited {
+			return nil
+		}
 		if err == io.EOF {
 			return errCut
 		}
@@ -209,8 +217,14 @@ func (f *follower) read(ctx context.Context) error {
 			f.fresh = true
 		case frame.Exit:
 			f.learn(&ending{exit: exit{ev.ExitCode, ev.HasExitCode, signalName(ev.Signal)}})
-			return nil
+			if !exited {
+				exited = true
+				defer time.AfterFunc(lastWords, func() { f.interrupt(nil) }).Stop()
+			}
 		case frame.Error:
+			if exited {
+				return nil
+			}
 			err = errCut
 			if ev.Code == codeOffsetExpired {
 				err = f.expired(ev.Oldest)
