@@ -426,14 +426,10 @@ func (d *Driver) recoverCreate(ctx context.Context, a *acquisition, cause error,
 		if look.ended && look.whole {
 			return Sandbox{}, acquireFailed(ctx, cause) // it was made, and is proven gone
 		}
-		u := a.target("").debt(CreateUnknown, cause)
-		u.EndedAt = time.Now()
-		d.owned(u.scope(), a.set.key, a.account)
-		d.owe(u)
-		return Sandbox{}, &CreateUnknownError{SandboxName: a.marks.name, Cause: acquireFailed(ctx, cause)}
+		return Sandbox{}, d.oweName(ctx, a, cause)
 	}
 	kept := -1
-	if adopt && ctx.Err() == nil {
+	if adopt && ctx.Err() == nil && look.whole {
 		kept = slices.IndexFunc(look.live, a.fits)
 	}
 	if kept >= 0 {
@@ -450,7 +446,11 @@ func (d *Driver) recoverCreate(ctx context.Context, a *acquisition, cause error,
 		d.owe(t.debt(DestroyOwed, cause)) // before the first destroy: none may be lost on the way
 		extra = append(extra, t)
 	}
+	var unknown error
 	if kept < 0 {
+		if !look.whole { // a row that could not be read may be ours as well
+			unknown = d.oweName(ctx, a, cause)
+		}
 		a.closed = true
 	}
 	var failed []error
@@ -460,12 +460,24 @@ func (d *Driver) recoverCreate(ctx context.Context, a *acquisition, cause error,
 	if kept >= 0 {
 		return look.live[kept], nil
 	}
+	if unknown != nil {
+		return Sandbox{}, unknown
+	}
 	for _, err := range failed {
 		if errors.As(err, new(*SetupError)) {
 			return Sandbox{}, err
 		}
 	}
 	return Sandbox{}, acquireFailed(ctx, cause)
+}
+
+// oweName lists a create of which it is not known what became.
+func (d *Driver) oweName(ctx context.Context, a *acquisition, cause error) error {
+	u := a.target("").debt(CreateUnknown, cause)
+	u.EndedAt = time.Now()
+	d.owned(u.scope(), a.set.key, a.account)
+	d.owe(u)
+	return &CreateUnknownError{SandboxName: a.marks.name, Cause: acquireFailed(ctx, cause)}
 }
 
 // fits says whether a sandbox that was found is what this acquire asked for. A
@@ -493,7 +505,8 @@ type search struct {
 	err   error     // why it was not
 }
 
-// search looks a few times within the bound of ctx. It stops at the first find.
+// search looks a few times within the bound of ctx. It stops at the first find, if
+// everything that could be another was read.
 func (d *Driver) search(ctx context.Context, c *Client, name, leaseKey string) search {
 	var last search
 	for _, gap := range searchGaps {
@@ -506,7 +519,7 @@ func (d *Driver) search(ctx context.Context, c *Client, name, leaseKey string) s
 			continue
 		}
 		last = d.match(ctx, c, boxes, name, leaseKey)
-		if len(last.live) > 0 || last.ended && last.whole {
+		if last.whole && (len(last.live) > 0 || last.ended) {
 			return last
 		}
 	}

@@ -440,6 +440,42 @@ func TestRecordedEgressIsComparedInNormalForm(t *testing.T) {
 	})
 }
 
+// A second row of the name that cannot be read may be ours as well: it is neither
+// forgotten when the first is found, nor when that is destroyed.
+func TestTwinThatCannotBeReadStaysListed(t *testing.T) {
+	twins := func(p *provider, r *http.Request) (*http.Response, error) {
+		p.mu.Lock()
+		row := p.row()
+		twin := fmt.Sprintf(`{"id":"sb-twin","status":"running","name":%q,"shape":"s-1vcpu-1gb"}`, p.name)
+		p.mu.Unlock()
+		if p.current() == stateDestroyed {
+			return listed(twin)(p, r)
+		}
+		return listed(row, twin)(p, r)
+	}
+	for name, byAcquire := range map[string]bool{"by the acquire": true, "by a retry": false} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p := newProvider(t)
+				d := p.driver(DriverConfig{})
+				p.script(rCreate, then(created, refuse(502)))
+				p.always(rGet, refuse(503))
+				if byAcquire {
+					p.always(rList, twins)
+				}
+				_, err := d.Acquire(t.Context(), testEnv(), AcquireOptions{})
+				require.ErrorAs(t, err, new(*CreateUnknownError))
+				if !byAcquire {
+					p.always(rList, twins)
+					require.Error(t, d.RetryCleanup(t.Context()))
+				}
+				assert.Equal(t, stateDestroyed, p.current())
+				assert.Contains(t, kinds(d), CreateUnknown)
+			})
+		})
+	}
+}
+
 func TestDestroyedTwinHidesNoDoubt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newProvider(t)

@@ -242,11 +242,11 @@ func (d *Driver) payDestroy(ctx context.Context, t target, u Unconfirmed) error 
 	case slices.ContainsFunc(found.live, func(b Sandbox) bool { return b.ID == t.scope.id }):
 		return fmt.Errorf("%w: %w", ErrUnjudged, errFoundAgain)
 	case len(found.live) > 0:
-		d.destroyFound(ctx, u, t.key, found.live)
-	case !found.whole:
-		return found.err
+		for _, o := range d.oweFound(u, t.key, found.live) {
+			d.pay(ctx, o)
+		}
 	}
-	return nil
+	return found.err // a row that could not be read may be ours as well
 }
 
 // closeIdle makes the scope of an entry closing if the entry is still owed and
@@ -351,7 +351,15 @@ func (d *Driver) lookForNames(ctx context.Context, list []Unconfirmed) (again []
 		found := d.match(look, t.client, boxes, u.SandboxName, u.LeaseKey)
 		switch {
 		case len(found.live) > 0:
-			d.destroyFound(ctx, u, t.key, found.live)
+			owed := d.oweFound(u, t.key, found.live)
+			if found.whole {
+				d.settleName(u)
+			} else { // a row that could not be read may be ours as well
+				d.failed(u, found.err)
+			}
+			for _, o := range owed {
+				d.pay(ctx, o)
+			}
 		case !found.whole:
 			d.failed(u, found.err)
 		case found.ended:
@@ -369,10 +377,9 @@ func (d *Driver) lookForNames(ctx context.Context, list []Unconfirmed) (again []
 	return again
 }
 
-// destroyFound turns a name into what it turned out to be, and destroys it. key is
-// the one that it was shown to.
-func (d *Driver) destroyFound(ctx context.Context, u Unconfirmed, key Secret, live []Sandbox) {
-	var owed []Unconfirmed
+// oweFound makes entries of what a name turned out to be. key is the one that it was
+// shown to.
+func (d *Driver) oweFound(u Unconfirmed, key Secret, live []Sandbox) (owed []Unconfirmed) {
 	for _, box := range live {
 		o := u
 		o.Kind, o.SandboxID, o.Cause = DestroyOwed, box.ID, "found by its name and lease key"
@@ -381,10 +388,7 @@ func (d *Driver) destroyFound(ctx context.Context, u Unconfirmed, key Secret, li
 		d.owe(o)
 		owed = append(owed, o)
 	}
-	d.settleName(u)
-	for _, o := range owed {
-		d.pay(ctx, o)
-	}
+	return owed
 }
 
 // missed records that a complete listing did not show a name. It says whether
