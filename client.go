@@ -123,9 +123,10 @@ var sharedTransport = sync.OnceValue(func() http.RoundTripper {
 // traits say how the requests of a context are to be treated.
 type traits struct {
 	class budget.Class
-	// onSend, if not nil, is called once for each request, when its first
-	// turn was granted and right before it is sent.
-	onSend func()
+	// onSend, if not nil, is called right before each attempt of a request, when its
+	// turn was granted, and onAnswer with what became of it.
+	onSend   func()
+	onAnswer func(error)
 }
 
 type traitsKey struct{}
@@ -199,10 +200,13 @@ func (c *Client) do(ctx context.Context, r *request) (*answer, error) {
 			}
 			return nil, r.connectionError(ctx, err, false)
 		}
-		if attempt == 1 && t.onSend != nil {
+		if t.onSend != nil {
 			t.onSend()
 		}
 		a, err := c.send(ctx, r, attempt, queued)
+		if t.onAnswer != nil {
+			t.onAnswer(err)
+		}
 		if err == nil {
 			return a, nil
 		}

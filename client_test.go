@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net/http"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -252,13 +253,15 @@ func TestRetryAfterIsObeyedByEverybody(t *testing.T) {
 				c := testClient(mock)
 				began := time.Now()
 				other := make(chan time.Duration, 1)
-				_, err := c.create(withTraits(t.Context(), traits{onSend: func() {
-					go func() {
-						time.Sleep(time.Millisecond) // after the 429 is there
-						_, err := c.get(t.Context(), testSandbox)
-						assert.NoError(t, err)
-						other <- time.Since(began)
-					}()
+				var first sync.Once
+				_, err := c.create(withTraits(t.Context(), traits{onAnswer: func(error) {
+					first.Do(func() { // after the 429 is there
+						go func() {
+							_, err := c.get(t.Context(), testSandbox)
+							assert.NoError(t, err)
+							other <- time.Since(began)
+						}()
+					})
 				}}), createRequest{})
 				require.NoError(t, err)
 				assert.GreaterOrEqual(t, time.Since(began), row.want)
@@ -569,17 +572,21 @@ func TestTraits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		assert.Equal(t, budget.Normal, traitsOf(t.Context()).class)
 		mock := answering(reply(503, ""), reply(503, ""), reply(200, success(goodSandbox)))
-		sends := 0
+		sends, answers := 0, 0
 		ctx := withTraits(t.Context(), traits{class: budget.Cleanup, onSend: func() {
-			assert.Zero(t, mock.GetTotalCallCount(), "before it is sent")
+			assert.Equal(t, sends, mock.GetTotalCallCount(), "before it is sent")
 			sends++
+		}, onAnswer: func(err error) {
+			answers++
+			assert.Equal(t, sends, answers)
+			assert.Equal(t, answers == 3, err == nil)
 		}})
 		c := testClient(mock, func(cfg *clientConfig) { cfg.budget = NewBudget(4) })
 		began := time.Now()
 		_, err := c.get(ctx, testSandbox)
 		require.NoError(t, err)
 		assert.Less(t, time.Since(began), 2*time.Second, "a third of four turns a minute is a long wait for all but cleanup")
-		assert.Equal(t, 1, sends, "once for a request, not for each attempt")
+		assert.Equal(t, []int{3, 3}, []int{sends, answers}, "each attempt")
 	})
 }
 

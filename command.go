@@ -88,7 +88,10 @@ type Command struct {
 	Stdout, Stderr io.Writer
 	// Timeout bounds the run of the command, 1 ms to 24 h, counted from the
 	// moment that the message that starts it was sent: neither the staging of
-	// Stdin nor the creation of the process count. 0 means Config.Timeout.
+	// Stdin nor the creation of the process count, nor what it takes until the
+	// provider does not refuse that message, as while the sandbox is paused. 0
+	// means Config.Timeout. A command of which it is not known by then that it
+	// was started is ended too, with an error that matches ErrTimeout.
 	Timeout time.Duration
 	// TailBytes is how many of the last bytes of each stream the Result keeps.
 	// 0 means DefaultTailBytes, negative is refused, the limit is MaxTailBytes.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -138,10 +137,8 @@ type execution struct {
 	line      []byte // starts the command
 
 	pid   string
-	lives atomic.Bool    // the tree was alive when the process was last asked about
-	first sync.Once      // sending of line
-	sent  chan time.Time // gets one value: when that was
-	began time.Time      // that value
+	lives atomic.Bool // the tree was alive when the process was last asked about
+	clock *stopwatch  // of the command
 
 	// waking is held by whoever wakes the sandbox, and in the end by Exec itself:
 	// a resume that was sent must not land after a Release has paused.
@@ -161,7 +158,7 @@ func (d *Driver) newExecution(l *lessee, cmd *Command, res *Result) (*execution,
 		d: d, l: l, t: l.target(), client: l.client, cmd: cmd, res: res, id: id,
 		timeout:   cmd.Timeout,
 		output:    newOutput(cmd, id),
-		sent:      make(chan time.Time, 1),
+		clock:     newStopwatch(),
 		waking:    make(chan struct{}, 1),
 		workspace: workspace,
 	}
@@ -288,7 +285,7 @@ func (x *execution) start(ctx context.Context, opened <-chan struct{}) error {
 // beyond the end of ctx, but nobody here needs it then: Shutdown waits for it.
 func (x *execution) sendLine(ctx context.Context) error {
 	t := traitsOf(ctx)
-	t.onSend = func() { x.first.Do(func() { x.sent <- time.Now() }) }
+	t.onSend, t.onAnswer = x.clock.sending, x.clock.answered
 	return x.d.work(ctx, func(context.Context) error {
 		return x.client.input(withTraits(ctx, t), x.t.scope.id, x.pid, x.line)
 	})

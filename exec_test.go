@@ -366,6 +366,58 @@ func TestExecTimeout(t *testing.T) {
 	}
 }
 
+// The time of a command begins with a message that may have started it: what it takes
+// to get one accepted is not the command's.
+func TestExecTimeoutLeavesOutWhatComesBeforeTheStart(t *testing.T) {
+	slow := func(s string) answerFunc {
+		return then(func(*provider, *http.Request) (*http.Response, error) {
+			time.Sleep(20 * time.Second)
+			return nil, nil
+		}, becomes(stateRunning, `{"id":"`+box+`","status":"`+s+`"}`))
+	}
+	for name, prepare := range map[string]func(m *machine){
+		"the sandbox was paused": func(m *machine) {
+			m.script(rInput, func(p *provider, req *http.Request) (*http.Response, error) {
+				m.setState(statePaused)
+				return refuse(409)(p, req)
+			})
+			m.script(rResume, slow(stateResuming))
+		},
+		"too many requests": func(m *machine) {
+			m.script(rInput, func(*provider, *http.Request) (*http.Response, error) {
+				r := jsonResponse(429, `{"status":"fail","data":"x"}`)
+				r.Header.Set("Retry-After", "20")
+				return r, nil
+			})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			onMachine(t, func(t *testing.T, m *machine) {
+				prepare(m)
+				res, err := m.exec(t.Context(), Command{Timeout: 10 * time.Second}, func(p *proc) { hello(p); p.sleep(2 * time.Second) })
+				require.NoError(t, err)
+				require.True(t, res.Success())
+				require.Less(t, res.Duration, 10*time.Second)
+				res, err = m.exec(t.Context(), Command{Timeout: 10 * time.Second}, func(p *proc) { hello(p); p.sleep(time.Minute) })
+				require.NoError(t, err)
+				require.True(t, res.TimedOut)
+			})
+		})
+	}
+}
+
+// A command of which it is not known that it was started is not called ended for its
+// time.
+func TestExecTimeoutOfACommandThatWasNotStarted(t *testing.T) {
+	onMachine(t, func(t *testing.T, m *machine) {
+		m.always(rInput, refuse(409))
+		res, err := m.exec(t.Context(), Command{Timeout: 10 * time.Second}, hello)
+		require.ErrorIs(t, err, ErrTimeout)
+		require.ErrorIs(t, err, ErrConflict)
+		require.False(t, res.TimedOut)
+	})
+}
+
 func TestExecIsNotTimedOutWhenOnlyItsOutputIsLate(t *testing.T) {
 	onMachine(t, func(t *testing.T, m *machine) {
 		slow := writerFunc(func(p []byte) (int, error) {

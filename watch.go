@@ -51,8 +51,9 @@ func (x *execution) watch(ctx context.Context) error {
 // wait waits for whatever comes first. An end of the command wins over an end
 // of ctx that came at the same time.
 func (w *watch) wait(ctx context.Context) error {
-	sent := w.x.sent
-	var clock <-chan time.Time
+	over := time.NewTimer(w.x.timeout)
+	over.Stop()
+	defer over.Stop()
 	for {
 		select {
 		case <-w.followed:
@@ -61,19 +62,21 @@ func (w *watch) wait(ctx context.Context) error {
 		}
 		select {
 		case <-w.followed:
-		case w.x.began = <-sent:
-			timer := time.NewTimer(w.x.timeout - time.Since(w.x.began))
-			defer timer.Stop()
-			clock, sent = timer.C, nil
+		case <-w.x.clock.changed:
+			over.Stop()
+			if elapsed, runs := w.x.clock.elapsed(); runs {
+				over.Reset(w.x.timeout - elapsed)
+			}
 		case err := <-w.started:
 			w.started = nil
 			switch {
 			case ctx.Err() != nil, err == nil, isConflict(err), inDoubt(err):
 				w.startErr = err
+				w.x.clock.sending() // nothing more will be, and something must end it
 			default: // the command cannot be started
 				return w.abort(ctx, w.x.d.missing(ctx, w.x.l, err))
 			}
-		case <-clock:
+		case <-over.C:
 			return w.overtime(ctx)
 		case <-ctx.Done():
 			return w.abort(ctx, execError(ended(ctx)))
@@ -205,6 +208,9 @@ func (w *watch) overtime(ctx context.Context) error {
 	w.look(clean)
 	cancel()
 	end := w.f.ending.Load()
+	if end == nil && w.startErr != nil && !x.output.started() {
+		return w.abort(ctx, errors.Join(errOvertime, w.startErr)) // it may never have begun
+	}
 	if end == nil {
 		x.res.TimedOut = true
 		err := w.abort(ctx, errOvertime)
@@ -261,13 +267,7 @@ func (w *watch) setExit(reason error) {
 func isLost(err error) bool { return errors.As(err, new(*OutputLostError)) }
 
 func (x *execution) stopClock() {
-	select { // a command may end before its start was noticed
-	case x.began = <-x.sent:
-	default:
-	}
-	if !x.began.IsZero() {
-		x.res.Duration = time.Since(x.began)
-	}
+	x.res.Duration, _ = x.clock.elapsed()
 }
 
 // cleanUp does work that must be done whatever becomes of ctx, within the bound
