@@ -132,11 +132,15 @@ func (d *Driver) closeByPause(ctx context.Context, t target, left int) error {
 // payPause pauses and settles, or records, what is owed.
 func (d *Driver) payPause(ctx context.Context, t target) error {
 	if err := d.pauseBox(ctx, t); err != nil {
-		d.owe(t.debt(PauseOwed, err))
-		return &CleanupError{Kind: PauseOwed, SandboxID: t.scope.id, SandboxName: t.name, Cause: err}
+		return d.owePause(t, err)
 	}
 	d.settle(t.scope, PauseOwed)
 	return nil
+}
+
+func (d *Driver) owePause(t target, cause error) error {
+	d.owe(t.debt(PauseOwed, cause))
+	return &CleanupError{Kind: PauseOwed, SandboxID: t.scope.id, SandboxName: t.name, Cause: cause}
 }
 
 // differing names the fields in which a lease and a configuration differ. A

@@ -33,8 +33,9 @@ import (
 // The end of ctx, Config.Timeout (ErrTimeout), a Release or Destroy
 // (ErrLeaseClosing) and Shutdown (ErrShutdown) cancel it. A Resume that woke
 // the sandbox and then fails pauses it again, on a bound of its own, unless a
-// Release or Destroy is waiting to do better; if that pause is not proven, the
-// sandbox is listed as pause owed, and the error says so.
+// Release or Destroy is waiting to do better; if that pause is not proven, or is not
+// tried because other calls have begun to work in the sandbox, that is listed as
+// pause owed, and the error says so.
 //
 // Resume may be called concurrently; of two on one lease the second is
 // refused.
@@ -241,13 +242,19 @@ func (d *Driver) resumeFailed(ctx context.Context, l *lessee, woke bool, err err
 	}
 	d.mu.Lock()
 	_, closing := d.closing[l.scope]
+	others := len(d.active[l.scope]) - 1
 	d.mu.Unlock()
 	if !woke || closing {
 		return err
 	}
-	clean, cancel := cleanupContext(ctx, d.cfg.CleanupTimeout)
-	defer cancel()
-	perr := d.payPause(clean, l.target())
+	var perr error
+	if others > 0 { // a pause would stop them in the middle; RetryCleanup comes when they are over
+		perr = d.owePause(l.target(), errInUse)
+	} else {
+		clean, cancel := cleanupContext(ctx, d.cfg.CleanupTimeout)
+		defer cancel()
+		perr = d.payPause(clean, l.target())
+	}
 	switch {
 	case perr == nil:
 		return err
@@ -257,6 +264,9 @@ func (d *Driver) resumeFailed(ctx context.Context, l *lessee, woke bool, err err
 	}
 	return fmt.Errorf("%w; %w", err, perr)
 }
+
+// errInUse is why a sandbox that was woken in vain stays awake.
+var errInUse = errors.New("other calls are at work in the sandbox")
 
 // resumed is the lease as it is after a Resume.
 func (l *lessee) resumed() *Lease {

@@ -258,6 +258,44 @@ func TestPauseAfterFailedResumeIsOwed(t *testing.T) {
 
 // The egress of a restricted lease is set, and compared, before the sandbox may
 // run; an unrestricted lease is sent nothing.
+// A Resume that fails does not pause a sandbox in which a command has begun to run
+// meanwhile.
+func TestFailedResumePausesUnderNobody(t *testing.T) {
+	synctestMachine(t, reusable, func(t *testing.T, m *machine) {
+		require.NoError(t, m.d.Release(t.Context(), m.env, m.lease))
+		reading, running := make(chan struct{}), make(chan struct{})
+		m.always(rFetch, func(*provider, *http.Request) (*http.Response, error) { // the marker
+			select {
+			case <-reading:
+			default:
+				close(reading)
+			}
+			<-running
+			return jsonResponse(500, ""), nil
+		})
+		failed := make(chan error, 1)
+		go func() {
+			_, err := m.d.Resume(t.Context(), m.env, m.lease)
+			failed <- err
+		}()
+		<-reading
+		m.requests()
+		res, err := m.exec(t.Context(), Command{}, func(p *proc) {
+			close(running)
+			p.sleep(time.Minute)
+			hello(p)
+		})
+		require.NoError(t, err)
+		require.True(t, res.Success())
+		require.NotContains(t, m.requests(), rPause)
+		require.Error(t, <-failed)
+		require.Equal(t, []DebtKind{PauseOwed}, kinds(m.d))
+		require.NoError(t, m.d.RetryCleanup(t.Context(), m.env))
+		require.Equal(t, statePaused, m.current())
+		require.Empty(t, m.d.Unconfirmed())
+	})
+}
+
 func TestResumeRestrictsBeforeItRuns(t *testing.T) {
 	restricted := func(c *Config) { c.ReuseLease, c.EgressAllowlist = true, []string{"10.0.0.0/8", "192.0.2.7:443"} }
 	t.Run("in order", func(t *testing.T) {
