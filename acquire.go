@@ -343,8 +343,10 @@ func (d *Driver) makeWorkspace(ctx context.Context, a *acquisition, t target) er
 		res, err := t.client.exec(ctx, t.scope.id, "/bin/bash", []string{"-lc", "mkdir -p -- " + quoted})
 		var refused *RequestError
 		switch {
-		case err == nil && res.ExitCode == nil:
+		case err == nil && res.ExitCode == nil && !res.Failed:
 			return &ResponseError{Operation: OpWorkspaceCommand, Detail: "prepare workspace", Status: http.StatusOK}
+		case err == nil && res.Failed: // whatever the exit code says
+			return &WorkspaceError{SandboxID: t.scope.id, ExitCode: -1}
 		case err == nil && *res.ExitCode != 0:
 			return &WorkspaceError{SandboxID: t.scope.id, ExitCode: *res.ExitCode}
 		case err == nil:

@@ -450,7 +450,8 @@ func (e *InputError) Error() string { return "createos: " + e.Field + ": " + e.P
 // made in a sandbox that runs.
 type WorkspaceError struct {
 	SandboxID string
-	// ExitCode is the exit code of the command that makes the workspace.
+	// ExitCode is the exit code of the command that makes the workspace, -1 if the
+	// provider could not run it.
 	ExitCode int
 }
 
