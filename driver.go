@@ -268,8 +268,9 @@ func (d *Driver) emit(e Event) {
 
 // A call is one call that runs on a scope.
 type call struct {
-	scope  scope
-	resume bool
+	scope   scope
+	resume  bool
+	cleanup bool // goes on in a Shutdown
 	// target is the sandbox that the call works on; its id is empty for an
 	// acquire.
 	target target

@@ -270,7 +270,7 @@ func (d *Driver) closeIdle(u Unconfirmed) bool {
 // noted and does not cure: between the failure and the proof the process may
 // have done anything.
 func (d *Driver) payProcess(ctx context.Context, t target, u Unconfirmed) {
-	c := &call{scope: t.scope}
+	c := &call{scope: t.scope, cleanup: true}
 	ctx, err := d.enter(ctx, c, func() error {
 		if _, busy := d.closing[t.scope]; busy || d.unconfirmed[debtKey{t.scope, ProcessUnproven}] == nil {
 			return ErrCleanupInProgress

@@ -24,7 +24,9 @@ func (d *Driver) Shutdown(ctx context.Context) error {
 	d.down = true
 	for _, calls := range d.active {
 		for c := range calls {
-			c.cancel(ErrShutdown)
+			if !c.cleanup {
+				c.cancel(ErrShutdown)
+			}
 		}
 	}
 	d.mu.Unlock()
