@@ -239,6 +239,11 @@ func TestStray404InATransition(t *testing.T) {
 		r.srv.Fail(createostest.Fault{Route: "GET /v1/sandboxes/{id}", Nth: 3, Status: 404})
 		_, err := r.driver.Resume(t.Context(), r.env, lease)
 		require.NoError(t, err)
+		r.srv.Fail(createostest.Fault{Route: "POST /v1/sandboxes/{id}/pause", Nth: 1, Status: 404})
+		require.NoError(t, r.driver.Release(t.Context(), r.env, lease))
+		r.srv.Fail(createostest.Fault{Route: "POST /v1/sandboxes/{id}/resume", Nth: 1, Status: 404})
+		_, err = r.driver.Resume(t.Context(), r.env, lease)
+		require.NoError(t, err)
 		r.settle(lease)
 	})
 }

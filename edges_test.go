@@ -551,3 +551,84 @@ func TestCommandThatEndsBesideAResumeIsNoStray(t *testing.T) {
 		assert.Zero(t, m.count(rKill), "a command of this driver, which exited by itself, was ended by a Resume beside it")
 	})
 }
+
+// What the provider could not run has prepared nothing, whatever exit code it gives.
+func TestWorkspaceThatWasNotRunIsNone(t *testing.T) {
+	for _, result := range []string{`"exit_code":0,"error":"x"`, `"exit_code":-1,"error":"x"`, `"error":"x"`} {
+		synctest.Test(t, func(t *testing.T) {
+			p := newProvider(t)
+			d := p.driver(DriverConfig{})
+			p.always(rExec, ok(`{"result":{"stdout":"","stderr":"",`+result+`},"exec_ms":1}`))
+			_, err := d.Acquire(t.Context(), testEnv(), AcquireOptions{})
+			var failed *WorkspaceError
+			require.ErrorAs(t, err, &failed)
+			assert.Equal(t, -1, failed.ExitCode)
+			assert.Equal(t, stateDestroyed, p.current())
+		})
+	}
+}
+
+// When a Destroy has returned because its context ended, the lease is the host's again.
+func TestDestroyDoesNotNeedTheLeaseOnceItReturned(t *testing.T) {
+	onMachine(t, func(t *testing.T, m *machine) {
+		running, hold := make(chan struct{}), make(chan struct{})
+		go func() {
+			_, _ = m.exec(t.Context(), Command{Stdout: writerFunc(func(p []byte) (int, error) { <-hold; return len(p), nil })},
+				func(p *proc) { hello(p); close(running); p.sleep(time.Hour) })
+		}()
+		<-running
+		m.always(rDelete, refuse(503))
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		lease := m.lease.clone()
+		require.ErrorIs(t, m.d.Destroy(ctx, m.env, lease), context.Canceled)
+		*lease = Lease{}
+		close(hold)
+		require.NoError(t, m.d.Quiet(t.Context()))
+		owed := m.d.Unconfirmed()
+		require.Len(t, owed, 1)
+		want := m.lease.Metadata
+		assert.Equal(t, []string{want.SandboxName, want.LeaseKey, want.AccountID}, []string{owed[0].SandboxName, owed[0].LeaseKey, owed[0].AccountID})
+		m.heal()
+		require.NoError(t, m.d.Destroy(t.Context(), m.env, m.lease))
+	})
+}
+
+// A DELETE whose answer was lost, and a sandbox that is not found after it: two looks
+// that agree are the proof.
+func TestLostDestroyThatIsNotFoundIsProven(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newProvider(t)
+		d := p.driver(DriverConfig{})
+		lease := p.acquire(d, testEnv())
+		p.always(rDelete, refuse(503))
+		p.always(rGet, refuse(404))
+		require.NoError(t, d.Destroy(t.Context(), testEnv(), lease))
+		assert.Empty(t, d.Unconfirmed())
+	})
+}
+
+func TestShutdownLetsARetryEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newProvider(t)
+		d := p.driver(DriverConfig{Unconfirmed: []Unconfirmed{{
+			Kind: ProcessUnproven, CompanyID: "acme", EnvironmentID: "ci", APIURL: origin, SandboxID: box, Processes: []string{"proc-1"},
+		}}})
+		asked, answer := make(chan struct{}), make(chan struct{})
+		p.script(rProcesses, func(p *provider, r *http.Request) (*http.Response, error) {
+			close(asked)
+			<-answer
+			return ok(`{"processes":[]}`)(p, r)
+		})
+		done := make(chan error, 1)
+		go func() { done <- d.RetryCleanup(t.Context(), testEnv()) }()
+		<-asked
+		ended := make(chan error, 1)
+		go func() { ended <- d.Shutdown(t.Context()) }()
+		synctest.Wait()
+		close(answer)
+		require.Error(t, <-done)  // only a destroy cures it
+		require.Error(t, <-ended) // and so it stays listed
+		assert.NotContains(t, d.Unconfirmed()[0].Cause, "shut down")
+	})
+}

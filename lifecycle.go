@@ -105,6 +105,8 @@ func (d *Driver) requestDestroy(ctx context.Context, t target) (notFound bool, e
 				return false, nil
 			case rerr == nil && box.Status == stateDestroying && !repeated:
 				repeated = true // on its way, but whose way? Ask again to be told
+			case isNotFound(rerr):
+				return true, d.absent(ctx, t, rerr)
 			default:
 				return false, err
 			}
@@ -225,8 +227,7 @@ func (d *Driver) run(ctx context.Context, t target, tr *transition, box *Sandbox
 			if err != nil {
 				err = d.absentOr(ctx, t, err, tr)
 			}
-			if errors.Is(err, errFoundAgain) && !tr.strayed {
-				tr.strayed = true // lost for a moment, as routers do in mid-transition
+			if tr.stray(err) {
 				continue
 			}
 			if err != nil || got.ID == "" {
@@ -246,6 +247,14 @@ func (d *Driver) run(ctx context.Context, t target, tr *transition, box *Sandbox
 		}
 		box = nil
 	}
+}
+
+// stray says that a 404 is to be passed over, as one is in a transition: routers lose
+// a sandbox for a moment.
+func (tr *transition) stray(err error) bool {
+	stray := errors.Is(err, errFoundAgain) && !tr.strayed
+	tr.strayed = tr.strayed || stray
+	return stray
 }
 
 // absentOr judges a failed reading: an operation for which a sandbox that is
@@ -333,6 +342,9 @@ func (d *Driver) send(ctx context.Context, t target, tr *transition, p *poll, st
 		tr.conflicts++
 	case isNotFound(err):
 		err = d.absentOr(ctx, t, err, tr)
+		if tr.stray(err) {
+			return false, nil
+		}
 		return err == nil, err
 	case unclear(err):
 		tr.reached, tr.moves = true, true

@@ -63,18 +63,19 @@ func (d *Driver) close(ctx context.Context, env Environment, lease *Lease, destr
 	if destroy {
 		kind = DestroyOwed
 	}
-	if !d.closeScope(l.target().debt(kind, errRunning), false) {
+	t := l.target() // now: when the work goes on without the caller, the lease is the caller's again
+	if !d.closeScope(t.debt(kind, errRunning), false) {
 		return ErrCleanupInProgress
 	}
 	return d.work(ctx, func(ctx context.Context) error {
-		defer d.openScope(l.scope)
-		left := d.drain(l.scope)
+		defer d.openScope(t.scope)
+		left := d.drain(t.scope)
 		ctx, cancel := cleanupContext(ctx, l.set.timeout)
 		defer cancel()
 		if destroy {
-			return d.closeByDestroy(ctx, l.target())
+			return d.closeByDestroy(ctx, t)
 		}
-		return d.closeByPause(ctx, l.target(), left)
+		return d.closeByPause(ctx, t, left)
 	})
 }
 
