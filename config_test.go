@@ -205,7 +205,7 @@ func TestParseConfigRefuses(t *testing.T) {
 
 			s, serr := config.settings(NewSecret("skp_fallback"))
 			require.Error(t, serr)
-			assert.Equal(t, tc.key == "apiUrl" || tc.key == "apiKey", serr.blocksCleanup())
+			assert.Equal(t, tc.key == "apiUrl" || tc.key == "apiKey", serr.forCleanup() != nil)
 			if tc.key == "apiKey" {
 				assert.True(t, s.key.IsZero(), "a refused key is not replaced by the fallback")
 			}
@@ -380,7 +380,7 @@ func TestSettingsOfAnInvalidConfigServeCleanup(t *testing.T) {
 	require.Error(t, err)
 	s, serr := config.settings(Secret{})
 	require.Error(t, serr)
-	assert.False(t, serr.blocksCleanup())
+	assert.Nil(t, serr.forCleanup())
 	assert.Equal(t, "http://localhost:8080", s.origin)
 	assert.Equal(t, "skp_x", s.key.Reveal())
 	assert.Equal(t, 5*time.Minute, s.timeout)
@@ -388,10 +388,13 @@ func TestSettingsOfAnInvalidConfigServeCleanup(t *testing.T) {
 	typed := Config{APIURL: officialOrigin}
 	s, serr = typed.settings(NewSecret("skp_fallback"))
 	require.Error(t, serr)
-	assert.False(t, serr.blocksCleanup(), "the fallback serves cleanup too")
+	assert.Nil(t, serr.forCleanup(), "the fallback serves cleanup too")
 	assert.Equal(t, "skp_fallback", s.key.Reveal())
 
-	assert.False(t, (*ConfigError)(nil).blocksCleanup())
+	assert.Nil(t, (*ConfigError)(nil).forCleanup())
+
+	_, serr = Config{}.settings(Secret{})
+	assert.Equal(t, []string{"apiUrl", "apiKey"}, wrongFields(t, serr.forCleanup()), "and not the shape, which it does not need")
 }
 
 func TestFallbackKeyGoesToOfficialOriginsOnly(t *testing.T) {
@@ -441,7 +444,7 @@ func TestFallbackKeyGoesToOfficialOriginsOnly(t *testing.T) {
 func TestMissingKey(t *testing.T) {
 	s, err := Config{APIURL: officialOrigin, Shape: "s"}.settings(Secret{})
 	assert.Equal(t, []string{"apiKey"}, wrongFields(t, err))
-	assert.True(t, err.blocksCleanup())
+	assert.NotNil(t, err.forCleanup())
 	assert.Equal(t, officialOrigin, s.origin)
 
 	_, err = Config{APIURL: "https://h/other", Shape: "s"}.settings(Secret{})

@@ -37,14 +37,15 @@ func (e *ConfigError) Error() string {
 	return "createos: invalid configuration: " + strings.Join(messages, "; ")
 }
 
-// blocksCleanup reports whether even a destroy cannot be sent: cleanup needs a
-// valid origin and a key, and nothing else of a configuration.
-func (e *ConfigError) blocksCleanup() bool {
+// forCleanup is what keeps even a destroy from being sent, nil for nothing: cleanup
+// needs a valid origin and a key, and nothing else of a configuration.
+func (e *ConfigError) forCleanup() *ConfigError {
 	if e == nil {
-		return false
+		return nil
 	}
-	errs := fieldErrors(e.Fields)
-	return errs.has("apiUrl") || errs.has("apiKey")
+	return newConfigError(slices.DeleteFunc(slices.Clone(e.Fields), func(f FieldError) bool {
+		return f.Field != "apiUrl" && f.Field != "apiKey"
+	}))
 }
 
 // newConfigError returns nil for no errors.

@@ -62,7 +62,8 @@ type DriverConfig struct {
 	// CleanupTimeout bounds each cleanup that a call does on its own: the
 	// destroy of a failed Acquire, the end of a command, the pause after a
 	// failed Resume, and the wait for calls that a Release cancels. It counts
-	// from the first request that is sent. 0 means DefaultCleanupTimeout. Too
+	// from the first request that is sent (for the destroy of a Probe, from when
+	// it is called for). 0 means DefaultCleanupTimeout. Too
 	// short, and slow destroys end up in Unconfirmed; too long, and a
 	// cancelled call holds its caller for that long.
 	CleanupTimeout time.Duration
@@ -80,7 +81,9 @@ type DriverConfig struct {
 	// Unconfirmed are the entries of an earlier driver, from its Unconfirmed:
 	// they poison their leases and are retried here as they would be there.
 	// Entries of kind Acquiring become CreateUnknown, or DestroyOwed if they
-	// have an id: the Acquire that made them is no more.
+	// have an id: the Acquire that made them is no more. So give it what the
+	// earlier driver listed in the end: an older copy may hold an Acquire that has
+	// succeeded since, and its sandbox would be destroyed.
 	Unconfirmed []Unconfirmed
 }
 
@@ -92,8 +95,8 @@ type DriverConfig struct {
 // in Unconfirmed, until it is proven gone. A scope is in at most one of
 // "closing" and "open for calls": while it is closing nothing else starts on it.
 //
-// All methods may be called concurrently. Make one Driver per process and
-// call [Driver.Shutdown] before the process ends. The driver starts no
+// All methods may be called concurrently. Make one Driver per process, with
+// [NewDriver], and call [Driver.Shutdown] before the process ends. The driver starts no
 // goroutine of its own outside of calls, except to finish a cleanup whose
 // caller has left; Shutdown waits for those.
 type Driver struct {
@@ -142,6 +145,9 @@ type Driver struct {
 func NewDriver(cfg DriverConfig) (*Driver, error) {
 	if strings.ContainsRune(cfg.Deployment, 0) {
 		return nil, &InputError{"DriverConfig.Deployment", "holds a NUL"}
+	}
+	if cfg.Budget != nil && cfg.Budget.b == nil {
+		return nil, &InputError{"DriverConfig.Budget", "was not made by NewBudget"}
 	}
 	if cfg.CleanupTimeout < 0 {
 		return nil, &InputError{"DriverConfig.CleanupTimeout", "is negative"}
@@ -196,7 +202,7 @@ func (d *Driver) LogValue() slog.Value { return slog.StringValue(d.String()) }
 // [ConfigError] if these two are not valid.
 func (d *Driver) Client(env Environment) (*Client, error) {
 	set, bad := env.Config.settings(d.fallback)
-	if bad != nil && bad.blocksCleanup() {
+	if bad := bad.forCleanup(); bad != nil {
 		return nil, bad
 	}
 	return d.client(env.tenant(set.origin), set.key), nil
@@ -404,8 +410,12 @@ type lessee struct {
 // of the configuration are enough.
 func (d *Driver) lessee(env Environment, lease *Lease, foreign error, cleanup bool) (*lessee, error) {
 	set, bad := env.Config.settings(d.fallback)
+	blocks := bad
+	if cleanup {
+		blocks = bad.forCleanup()
+	}
 	if set.origin == "" {
-		return nil, bad
+		return nil, blocks
 	}
 	if lease == nil || !lease.Metadata.belongsTo(env.CompanyID, env.EnvironmentID, set.origin) {
 		return nil, foreign
@@ -413,8 +423,8 @@ func (d *Driver) lessee(env Environment, lease *Lease, foreign error, cleanup bo
 	if !validID(lease.ProviderLeaseID) {
 		return nil, &InputError{"Lease.ProviderLeaseID", "is no sandbox id"}
 	}
-	if bad != nil && (!cleanup || bad.blocksCleanup()) {
-		return nil, bad
+	if blocks != nil {
+		return nil, blocks
 	}
 	t := env.tenant(set.origin)
 	d.useKey(t, set.key)

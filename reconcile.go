@@ -121,7 +121,7 @@ func (d *Driver) Reconcile(ctx context.Context, env Environment, known []*Lease,
 		return nil, err
 	}
 	set, bad := env.Config.settings(d.fallback)
-	if bad != nil && bad.blocksCleanup() {
+	if bad := bad.forCleanup(); bad != nil {
 		return nil, bad
 	}
 	switch {

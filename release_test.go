@@ -498,6 +498,13 @@ func TestUnconfirmedSurvivesJSONAndANewDriver(t *testing.T) {
 	})
 }
 
+func TestBudgetThatWasNotMadeIsRefused(t *testing.T) {
+	_, err := NewDriver(DriverConfig{Budget: new(Budget)})
+	var input *InputError
+	require.ErrorAs(t, err, &input)
+	assert.Equal(t, "DriverConfig.Budget", input.Field)
+}
+
 func TestEntriesToTakeOverAreChecked(t *testing.T) {
 	good := Unconfirmed{Kind: DestroyOwed, CompanyID: "a", EnvironmentID: "b", APIURL: origin, SandboxID: box}
 	for name, edit := range map[string]func(*Unconfirmed){

@@ -44,7 +44,7 @@ var errNoKey = errors.New("no key is known for its environment; hand one to Retr
 func (d *Driver) RetryCleanup(ctx context.Context, envs ...Environment) error {
 	for _, env := range envs {
 		set, bad := env.Config.settings(d.fallback)
-		if bad != nil && bad.blocksCleanup() {
+		if bad := bad.forCleanup(); bad != nil {
 			return bad
 		}
 		if err := env.check(); err != nil {
