@@ -23,7 +23,7 @@ import (
 // [DriverConfig.Budget].
 //
 // A Budget is safe for concurrent use by any number of drivers. Make one with
-// [NewBudget].
+// [NewBudget]; [NewDriver] refuses another.
 type Budget struct{ b *budget.Budget }
 
 // DefaultBudget is the figure of a budget that was not given one: the
@@ -31,7 +31,8 @@ type Budget struct{ b *budget.Budget }
 const DefaultBudget = budget.DefaultLimit
 
 // NewBudget returns a Budget of perMinute requests in any 60 seconds. Zero or
-// less means [DefaultBudget].
+// less means [DefaultBudget]. An acquire and a command take three each, and a figure
+// of 1 leaves nothing for cleanup alone.
 func NewBudget(perMinute int) *Budget { return &Budget{b: budget.New(perMinute, 0)} }
 
 // BudgetStats is what a [Budget] did and does, read at one moment.

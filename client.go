@@ -46,8 +46,11 @@ const (
 // has 60 s to the headers of its answer and 60 s more for its body. Redirects
 // are never followed, cookies never kept.
 //
-// A Client is safe for concurrent use. It keeps no state of its own and needs
-// no closing. It prints as its type only.
+// When ctx ends, the error of a call matches its end, and ErrConnection as well, like
+// that of every request without an answer: ask for the end of the context first.
+//
+// A Client is safe for concurrent use. It keeps no state of its own, works after
+// Shutdown too, and needs no closing. It prints as its type only.
 type Client struct {
 	origin         string
 	key            Secret

@@ -76,7 +76,8 @@ type Command struct {
 	// with any other error of the reader, io.ErrUnexpectedEOF too, nothing is run.
 	// If ctx ends while a Read blocks, Exec returns without waiting for that Read,
 	// which is the last, on a goroutine that ends when the Read does: close the
-	// reader, and do not use it otherwise.
+	// reader, and do not use it otherwise. A panic in Read ends the program, for
+	// it is not on the caller's goroutine.
 	Stdin io.Reader
 	// Stdout and Stderr receive the output as it comes, byte for byte and each
 	// in its order. There is never more than one Write at a time, across both,
@@ -84,7 +85,9 @@ type Command struct {
 	// loses nothing, up to what the provider keeps (1 MiB): a command that the
 	// provider does not stop runs ahead of it, and Exec ends with an
 	// [*OutputLostError]. An error of a writer ends the delivery to it and
-	// nothing else. Nil discards; the tails of the Result are kept all the same.
+	// nothing else; a panic in Write ends the program, for it is not on the
+	// caller's goroutine. Nil discards; the tails of the Result are kept all the
+	// same.
 	Stdout, Stderr io.Writer
 	// Timeout bounds the run of the command, 1 ms to 24 h, counted from the
 	// moment that the message that starts it was sent: neither the staging of

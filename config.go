@@ -90,8 +90,8 @@ type Config struct {
 	ReuseLease bool
 
 	// AutoPauseAfter (autoPauseAfterSeconds, an integer of seconds) is the idle
-	// time after which the provider itself pauses the sandbox of a reusable
-	// lease: the brake for a host that died. Whole seconds from 60 s to 24 h;
+	// time after which the provider itself pauses the sandbox of a lease,
+	// whatever ReuseLease says: the brake for a host that died. Whole seconds from 60 s to 24 h;
 	// absent, there is no brake. The provider enforces it. Too short, and a
 	// command that is silent for long is frozen in its middle and has to be
 	// woken; too long or absent, and a forgotten sandbox runs and costs as long.

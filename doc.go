@@ -57,7 +57,7 @@
 // that the sandbox belongs to, and twice.
 //
 // Poison is sticky. A lease on which a process may still run, or whose destroy
-// is owed, runs nothing more and is not paused. Only a proven [Driver.Destroy]
+// is owed, runs nothing more and no Release pauses it. Only a proven [Driver.Destroy]
 // cures it.
 //
 // What is not promised: that "destroying", the provider's acceptance of a

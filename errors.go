@@ -156,7 +156,8 @@ const (
 
 // A RequestError is an answer of the provider that refuses a request. It
 // never holds a text of the provider, a URL or a key. It matches one of
-// the class errors, such as [ErrConflict] or [ErrNoCredit].
+// the class errors, such as [ErrConflict] or [ErrNoCredit], if there is one for its
+// status: for 408, 410, 501 and redirects there is none.
 type RequestError struct {
 	// Status is the HTTP status, 300 to 599.
 	Status int

@@ -55,9 +55,11 @@ const (
 // and then at distances that grow to 2 min: the provider may hold it back until
 // what the command left running has ended.
 //
-// A sandbox that was paused meanwhile, by its auto-pause for example, is
-// resumed, with its egress list set again before, and the command goes on. Each
-// time is bounded by Config.Timeout.
+// A sandbox that is paused, by its auto-pause for example, or was by an earlier
+// Release, is resumed, with its egress list set again before, and the command goes
+// on. Each time is bounded by Config.Timeout. It stays awake then, and nothing else
+// of it is checked: a host that goes on with a lease it has released calls
+// [Driver.Resume] first.
 //
 // The end of ctx, Command.Timeout, a Release or Destroy of the lease, a
 // Shutdown, and any failure after the process was created end the whole process
