@@ -1,7 +1,6 @@
 package createostest
 
 import (
-	"fmt"
 	"net/http"
 	"slices"
 	"strconv"
@@ -14,9 +13,10 @@ import (
 // RetryAfter, Redirect or Hang and without Effect, keeps the request from being
 // handled; all other faults let the work be done and spoil the answer.
 type Fault struct {
-	// Method and Route choose the requests. Route is a pattern of the API such
-	// as "POST /v1/sandboxes", or "/v1/sandboxes/{id}/pause" for any method,
-	// or a concrete path. Empty fields match everything.
+	// Method and Route choose the requests. Method is one of GET, POST, PUT,
+	// PATCH and DELETE. Route is a pattern of the API such as
+	// "POST /v1/sandboxes", or "/v1/sandboxes/{id}/pause" for any method, or a
+	// concrete path. Empty fields match everything.
 	Method, Route string
 	// When, if set, must hold too. It sees the request as the log has it, with
 	// neither body nor account known yet, and must not call the Server.
@@ -27,8 +27,10 @@ type Fault struct {
 	// Times is how many requests are hit. 0 is one if Nth is set, else all.
 	Times int
 
-	// Status, Body and Header are the answer. A Status without a Body has a
-	// JSend body that fits; a Body without a Status has status 200.
+	// Status, from 100 to 599, Body and Header are the answer. A Status without
+	// a Body has a JSend body that fits; a Body without a Status has status
+	// 200. Header also goes with RetryAfter, Redirect, Garbage, Reply, WrongID,
+	// DelayReply and After.
 	Status int
 	Body   string
 	Header http.Header
@@ -64,7 +66,7 @@ type Fault struct {
 	// number cuts after the header. A body that is shorter arrives whole.
 	CutAfterBytes, CutAfterFrames int
 	// CutClean ends the body in an orderly way instead, as if it were over:
-	// a stream without its exit.
+	// a stream without its exit. It needs one of the two.
 	CutClean bool
 	// Frames, if set, is called with the number, from 1, and text of each line
 	// of a stream, newline included, and returns what is sent in its place.
@@ -75,8 +77,8 @@ type Fault struct {
 	WrongID bool
 
 	// StuckState makes the sandbox enter this state and stay there in place of
-	// what a create, pause, resume, fork or delete would have led to. Server.SetState
-	// ends it.
+	// what a create, pause, resume, fork or delete would have led to; other
+	// requests change no state. Server.SetState ends it.
 	StuckState State
 }
 
@@ -110,11 +112,20 @@ type faultBook struct {
 }
 
 // Fail injects a fault. Of several that match a request the oldest acts, and
-// all of them count it. Fail panics when no request could ever match the
-// Route: a fault that cannot happen would make a test that cannot fail.
+// all of them count it.
+//
+// Fail panics, with a message that names the field, when the fault could never
+// do what it says: a fault that cannot happen would make a test that cannot
+// fail. What it refuses is a Method or Route that no request has, or that
+// contradict each other; negative numbers, other than those that cut; a Status
+// outside of 100 to 599; a StuckState that is none of the states, or where no
+// state changes; CutClean without a cut; Effect and Header without an answer
+// that they belong to; and a field that another keeps from acting, such as
+// Before next to Refuse. A fault without any effect is taken: its When may look
+// on, and its Hits count.
 func (s *Server) Fail(f Fault) *Injection {
-	if f.Route != "" && !s.knowsRoute(f.Route) {
-		panic(fmt.Sprintf("createostest: no request matches the route %q of a fault", f.Route))
+	if err := s.checkFault(&f); err != nil {
+		panic(err.Error())
 	}
 	i := &Injection{book: &s.faults, fault: f}
 	s.faults.mu.Lock()
@@ -128,23 +139,6 @@ func (s *Server) ClearFaults() {
 	s.faults.mu.Lock()
 	defer s.faults.mu.Unlock()
 	s.faults.list = nil
-}
-
-func (s *Server) knowsRoute(route string) bool {
-	method, path := splitRoute(route)
-	for _, m := range []string{"GET", "POST", "PUT", "PATCH", "DELETE"} {
-		if method != "" && method != m {
-			continue
-		}
-		r, err := http.NewRequest(m, "http://emulator.invalid"+path, nil)
-		if err != nil {
-			return false
-		}
-		if _, pattern := s.muxOf(r).Handler(r); pattern != "" {
-			return true
-		}
-	}
-	return false
 }
 
 // match counts a request against every fault and returns the one that acts.

@@ -26,6 +26,11 @@ const (
 	StateFailed     State = "failed"
 )
 
+var states = []State{
+	StateCreating, StateRunning, StatePausing, StatePaused, StateResuming, StateForking, StateError,
+	StateDestroying, StateDestroyed, StateFailed,
+}
+
 func (s State) terminal() bool { return s == StateDestroyed || s == StateFailed }
 
 // sandbox is one row. Server.mu guards the fields from state on; what is above
