@@ -32,6 +32,10 @@ const (
 //
 // Where public sources disagree about the provider, the zero value is the
 // better proven behaviour and a field chooses the other.
+//
+// [Start] and [NewServer] refuse options that cannot be meant: numbers,
+// durations and sizes below 0, values outside of what their field allows, and
+// fields that need or exclude each other.
 type Options struct {
 	// Commands answers commands in place of real processes. It runs on its own
 	// goroutine for each command and returns the exit code. It must return
@@ -45,18 +49,22 @@ type Options struct {
 	// server works within a testing/synctest bubble if it was started there.
 	InMemory bool
 
-	// RealCommands, with InMemory, runs real processes and keeps real files all
-	// the same: only the connections are in memory then. In a bubble the clock
-	// stands still while a process works, so commands cost no virtual time, and
-	// one that waits for something outside holds the bubble up.
+	// RealCommands, which needs InMemory, runs real processes and keeps real
+	// files all the same: only the connections are in memory then. In a bubble
+	// the clock stands still while a process works, so commands cost no virtual
+	// time, and one that waits for something outside holds the bubble up.
+	// Commands, where set, still wins.
 	RealCommands bool
 
 	// Addr is the TCP address to listen on; "" is 127.0.0.1:0. Not used with
 	// InMemory.
 	Addr string
 
-	// Dir is where the runner of real processes keeps the files of sandboxes;
-	// "" is a fresh temporary directory, removed by Close.
+	// Dir is where the runner of real processes keeps the files of sandboxes. A
+	// directory that is missing is made, with its parents; Close removes from it
+	// what this server has put there, and leaves Dir itself. "" is a fresh
+	// temporary directory, which Close removes. Not allowed where files are in
+	// memory.
 	Dir string
 
 	// APIKey and UserID are the first account; "" means generated ones. Two
@@ -67,25 +75,27 @@ type Options struct {
 	// is refused.
 	Region string
 
-	// Shapes and Rootfs replace the catalogue; nil is the provider's of 2026.
-	// The first entry of Rootfs is the default.
+	// Shapes and Rootfs replace the catalogue; nil is the provider's of 2026,
+	// and an empty list is refused. The first entry of Rootfs is the default.
 	Shapes []Shape
 	Rootfs []Rootfs
 
-	// AllowedShapes, when set, is what the plan allows; another shape of the
-	// catalogue is answered with 403.
+	// AllowedShapes, when not nil, are the ids of the shapes that the plan
+	// allows, all of the catalogue; another of it is answered with 403.
 	AllowedShapes []string
-	// MaxDiskMiB, when positive, is the plan's cap on disk_mib: 403 beyond.
+	// MaxDiskMiB, when positive, is the plan's cap on disk_mib: 403 beyond. 0
+	// is none.
 	MaxDiskMiB int
 	// MaxBoxes, when positive, is how many sandboxes of one account may hold a
-	// machine. More creates are refused with 403, or wait if QueueBoxes is set:
+	// machine; 0 is any number. More creates are refused with 403, or wait if QueueBoxes is set:
 	// the row shows as creating and the request is held until there is room.
 	MaxBoxes   int
 	QueueBoxes bool
 
-	// IDPrefix begins sandbox ids; "" is "sb-".
+	// IDPrefix begins sandbox ids; "" is "sb-". It is made of letters, digits,
+	// _ and -.
 	IDPrefix string
-	// CreateStatus is the HTTP status of a create; 0 is 201.
+	// CreateStatus is the HTTP status of a create, from 200 to 299; 0 is 201.
 	CreateStatus int
 	// OmitCreateState leaves the field status out of the answer to a create.
 	OmitCreateState bool
@@ -174,13 +184,13 @@ func (o Options) withDefaults() Options {
 	if o.CreateStatus == 0 {
 		o.CreateStatus = 201
 	}
-	if o.JournalBytes <= 0 {
+	if o.JournalBytes == 0 {
 		o.JournalBytes = defaultJournalBytes
 	}
-	if o.Heartbeat <= 0 {
+	if o.Heartbeat == 0 {
 		o.Heartbeat = defaultHeartbeat
 	}
-	if o.MaxFileBytes <= 0 {
+	if o.MaxFileBytes == 0 {
 		o.MaxFileBytes = defaultMaxFileBytes
 	}
 	return o

@@ -58,26 +58,36 @@ type Server struct {
 // what a client keeps by origin.
 var emulators atomic.Int64
 
-// NewServer starts a server that Close is called for when the test ends. If it
-// cannot start, the test fails at once.
+// NewServer starts a server that Close is called for when the test ends. It
+// takes at most one Options; none are the zero value. If the server cannot
+// start, or the options cannot be meant, the test fails at once.
 func NewServer(tb testing.TB, opts ...Options) *Server {
 	tb.Helper()
+	if len(opts) > 1 {
+		tb.Fatalf("createostest: NewServer: takes at most one Options")
+		return nil // not reached, unless tb is a stand-in
+	}
 	var o Options
 	if len(opts) > 0 {
 		o = opts[0]
 	}
 	s, err := start(o, tb)
 	if err != nil {
-		tb.Fatalf("createostest: cannot start the emulator: %v", err)
+		tb.Fatalf("%v", err)
+		return nil
 	}
 	tb.Cleanup(s.Close)
 	return s
 }
 
-// Start starts a server for a program. The caller must Close it.
+// Start starts a server for a program. The caller must Close it. Options that
+// cannot be meant are an error that names the field.
 func Start(opts Options) (*Server, error) { return start(opts, nil) }
 
 func start(opts Options, tb testing.TB) (*Server, error) {
+	if err := opts.check(); err != nil {
+		return nil, err
+	}
 	s := &Server{
 		opts:      opts.withDefaults(),
 		tb:        tb,
@@ -92,11 +102,11 @@ func start(opts Options, tb testing.TB) (*Server, error) {
 	s.accounts[s.opts.APIKey] = s.opts.UserID
 	s.limiter.perMinute = s.opts.RateLimit
 	if err := s.makeRunner(); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("createostest: cannot start the emulator: %w", err)
 	}
 	listener, err := s.listen()
 	if err != nil {
-		return nil, errors.Join(err, s.runner.close())
+		return nil, fmt.Errorf("createostest: cannot start the emulator: %w", errors.Join(err, s.runner.close()))
 	}
 	perMinute := 1_000_000
 	if s.opts.RateLimit > 0 {
