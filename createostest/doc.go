@@ -6,14 +6,17 @@
 //	createostest.NoLeaks(t, srv) // at the end of the test
 //	driver, err := createos.NewDriver(srv.DriverConfig())
 //	env := createos.Environment{CompanyID: "acme", EnvironmentID: "ci", Config: srv.Config()}
+//	lease, err := driver.Acquire(ctx, env, createos.AcquireOptions{Workspace: srv.Workspace()})
 //	…
+//	err = driver.Destroy(ctx, env, lease)
 //
 // # Two runners
 //
 // By default commands really run: real bash and real process trees, with the
 // files of each sandbox in a temporary directory. Nothing contains them; the
-// runner is made for trusted tests, not for foreign code. As a path such as
-// /workspace does not exist there, ask [Server.Workspace] for one. They ignore
+// runner is made for trusted tests, not for foreign code. An absolute path is
+// one of this computer, so that the driver's default workspace will not do: ask
+// [Server.Workspace] for one, and for another with each sandbox. Commands ignore
 // what this program was started to ignore: SIGHUP below nohup, SIGINT in the
 // background of a shell without job control.
 //
@@ -23,6 +26,10 @@
 // no real time: start it inside of the bubble that uses it. A driver's shell
 // wrapping is understood and taken off, so that the function sees the command
 // as it was given, with its arguments, directory, environment and input.
+//
+// SyncIn and SyncOut of the driver need real processes, those of the default or,
+// over pipes, of [Options.RealCommands]: they run scripts that call tar, find and
+// other programs, which nothing in memory answers.
 //
 // # Faults
 //

@@ -40,13 +40,16 @@ type Options struct {
 	// Commands answers commands in place of real processes. It runs on its own
 	// goroutine for each command and returns the exit code. It must return
 	// once ctx is done: that is how a signal, a terminate and Close reach it.
-	// Setting it selects the runner in memory, whatever InMemory says.
+	// Setting it selects the runner in memory, whatever InMemory says. SyncIn
+	// and SyncOut of the driver do not work then, unless the function does what
+	// their scripts ask of tar, find and other programs.
 	Commands func(ctx context.Context, c *Command) int
 
 	// InMemory makes a server without sockets, files or processes: connections
 	// are [net.Pipe], the origin is https://emulator-N.invalid, and commands
 	// are answered by Commands or, when that is nil, by [Builtin]. Such a
 	// server works within a testing/synctest bubble if it was started there.
+	// SyncIn and SyncOut of the driver need RealCommands as well.
 	InMemory bool
 
 	// RealCommands, which needs InMemory, runs real processes and keeps real

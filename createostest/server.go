@@ -224,7 +224,9 @@ func (s *Server) Transport() http.RoundTripper { return s.transport }
 func (s *Server) CloseIdle() { s.transport.CloseIdleConnections() }
 
 // Workspace returns a fresh absolute path that sandboxes of this server accept
-// as a workspace. Nothing is made there yet.
+// as a workspace, for [createos.AcquireOptions]. Nothing is made there yet.
+// Each sandbox needs one of its own: with real processes two that have the same
+// share their files, and the path goes with the sandbox that used it first.
 func (s *Server) Workspace() string { return s.runner.workspace() }
 
 // Close ends the server: streams are cut, hanging requests are dropped,
