@@ -118,6 +118,23 @@ func TestCreateAnswersAndShows(t *testing.T) {
 	assert.Regexp(t, `^[a-z]+-[a-z]+`, unnamed["name"])
 }
 
+// sshKey is a key that nobody has the other half of.
+const sshKey = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA nobody"
+
+func TestSSHKeysAreShown(t *testing.T) {
+	c := newClient(t, Options{})
+	made := c.want(201, "POST", "/v1/sandboxes", map[string]any{"shape": "s-1vcpu-256mb", "ssh_pubkeys": []string{sshKey}}).object(t)
+	assert.Equal(t, []any{sshKey}, made["ssh_pubkeys"])
+	box := "/v1/sandboxes/" + made["id"].(string)
+	assert.Equal(t, []any{sshKey}, c.want(200, "GET", box, nil).object(t)["ssh_pubkeys"])
+	c.want(202, "POST", box+"/pause", nil)
+	assert.Equal(t, []any{sshKey}, c.want(200, "POST", box+"/fork", nil).object(t)["ssh_pubkeys"])
+	other := strings.Replace(sshKey, "nobody", "other", 1)
+	fork := c.want(200, "POST", box+"/fork", map[string]any{"ssh_pubkeys": []string{other}}).object(t)
+	assert.Equal(t, []any{other}, fork["ssh_pubkeys"])
+	c.want(400, "POST", box+"/fork", map[string]any{"ssh_pubkeys": []string{"AAAA"}})
+}
+
 func TestCreateIsRefused(t *testing.T) {
 	c := newClient(t, Options{
 		Rootfs:        []Rootfs{{Name: "devbox:1"}, {Name: "old:1", Disabled: true}},
@@ -158,6 +175,15 @@ func TestCreateIsRefused(t *testing.T) {
 		"wide envs":         {400, string(jsonOf(t, map[string]any{"envs": wide})), "64 KiB"},
 		"egress rule":       {400, `{"egress":["two words"]}`, "egress"},
 		"egress port":       {400, `{"egress":["example.com:0"]}`, "egress"},
+		"SSH key":           {400, `{"ssh_pubkeys":["AAAA"]}`, "ssh_pubkeys"},
+		"SSH key, text":     {400, `{"ssh_pubkeys":["ssh-ed25519 not-base64 me"]}`, "ssh_pubkeys"},
+		"SSH key, type":     {400, string(jsonOf(t, map[string]any{"ssh_pubkeys": []string{"ssh-rsa" + strings.TrimPrefix(sshKey, "ssh-ed25519")}})), "ssh_pubkeys"},
+		"SSH keys, lines":   {400, string(jsonOf(t, map[string]any{"ssh_pubkeys": []string{sshKey + "\n" + sshKey}})), "ssh_pubkeys"},
+		"relative mount":    {400, `{"disks":[{"disk_id":"disk_1","mount_path":"data"}]}`, "mount_path"},
+		"nameless disk":     {400, `{"disks":[{"mount_path":"/data"}]}`, "disk_id"},
+		"disk sub-path":     {400, `{"disks":[{"disk_id":"disk_1","mount_path":"/data","sub_path":"a/../.."}]}`, "sub_path"},
+		"rooted sub-path":   {400, `{"disks":[{"disk_id":"disk_1","mount_path":"/data","sub_path":"/a"}]}`, "sub_path"},
+		"nameless network":  {400, `{"networks":[{}]}`, "networks"},
 		"type":              {400, `{"name":7}`, "name"},
 		"not JSON":          {400, `{`, "body"},
 	} {
@@ -401,6 +427,12 @@ func TestBufferedExec(t *testing.T) {
 func TestWhatIsNotEmulatedSaysSo(t *testing.T) {
 	c := newClient(t, Options{})
 	box := c.box()
+	for _, extra := range []string{`"disks":[{"disk_id":"disk_1","mount_path":"/data"}]`, `"networks":[{"id":"net-1"}]`} {
+		c.want(501, "POST", "/v1/sandboxes", `{"shape":"s-1vcpu-256mb",`+extra+`}`)
+	}
+	c.want(501, "POST", box+"/fork", `{"bandwidth_quota_bytes":1}`)
+	assert.Len(t, c.srv.Sandboxes(), 1)
+	c.box(map[string]any{"disks": []any{}, "networks": []any{}})
 	a := c.want(501, "POST", box+"/access-token", nil)
 	assert.Equal(t, "error", a.Status)
 	assert.Equal(t, 501, a.Code)

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"net/netip"
+	"path"
 	"regexp"
 	"slices"
 	"strconv"
@@ -14,7 +15,7 @@ import (
 )
 
 // createRequest is the body of a create. Fields that the provider takes and
-// that change nothing here are read only so that their type is checked.
+// that change nothing here are read only so that they are checked.
 type createRequest struct {
 	Shape          string              `json:"shape"`
 	Rootfs         string              `json:"rootfs"`
@@ -81,6 +82,10 @@ func (s *Server) handleCreate(w http.ResponseWriter, r *http.Request) {
 		fail(w, http.StatusBadRequest, err)
 		return
 	}
+	if len(req.Disks)+len(req.Networks) > 0 {
+		failServer(w, http.StatusNotImplemented, "createostest does not emulate disks and networks")
+		return
+	}
 	sb := s.newSandbox(req, userOf(r))
 	if status, err := s.admit(sb, req); err != nil {
 		fail(w, status, err)
@@ -93,7 +98,7 @@ func (s *Server) handleCreate(w http.ResponseWriter, r *http.Request) {
 	case <-r.Context().Done():
 		return // the machine comes up all the same
 	}
-	s.answerCreate(w, sb, stuck, req)
+	s.answerCreate(w, sb, stuck)
 }
 
 // checkCreate is everything that is answered with 400.
@@ -123,6 +128,12 @@ func (s *Server) checkCreate(req createRequest) error {
 	if err := checkEgress(req.Egress); err != nil {
 		return err
 	}
+	if err := checkSSHKeys(req.SSHPubkeys); err != nil {
+		return err
+	}
+	if err := checkAttachments(req); err != nil {
+		return err
+	}
 	return checkAutoPause(req.AutoPause)
 }
 
@@ -142,6 +153,28 @@ func checkEnvs(envs map[string]string) error {
 	}
 	if total > maxEnvBytes {
 		return badField("envs", "at most 64 KiB in total")
+	}
+	return nil
+}
+
+// checkAttachments refuses disks and networks that the provider would refuse as
+// well; others are not emulated.
+func checkAttachments(req createRequest) error {
+	for _, disk := range req.Disks {
+		sub := disk["sub_path"]
+		switch {
+		case disk["disk_id"] == "":
+			return badField("disks", "disk_id is required")
+		case !path.IsAbs(disk["mount_path"]):
+			return badField("disks", "mount_path must be absolute")
+		case path.IsAbs(sub) || slices.Contains(strings.Split(sub, "/"), ".."):
+			return badField("disks", "sub_path must be relative, without ..")
+		}
+	}
+	for _, network := range req.Networks {
+		if network["id"] == "" {
+			return badField("networks", "id is required")
+		}
 	}
 	return nil
 }
@@ -194,7 +227,7 @@ func (s *Server) newSandbox(req createRequest, owner string) *sandbox {
 		id: s.opts.IDPrefix + newULID(time.Now()), name: req.Name, owner: owner, shape: shape,
 		rootfs: req.Rootfs, region: s.opts.Region, envs: req.Envs, createdAt: time.Now(),
 		state: StateCreating, egress: req.Egress, ingress: req.IngressEnabled, diskMiB: req.DiskMiB,
-		pollsLeft: s.opts.CreatingPolls,
+		pollsLeft: s.opts.CreatingPolls, sshKeys: req.SSHPubkeys,
 	}
 	if sb.rootfs == "" {
 		sb.rootfs = s.defaultRootfs()
@@ -344,12 +377,12 @@ func (s *Server) startRunning(sb *sandbox, epoch int) {
 	}
 }
 
-func (s *Server) answerCreate(w http.ResponseWriter, sb *sandbox, stuck State, req createRequest) {
+func (s *Server) answerCreate(w http.ResponseWriter, sb *sandbox, stuck State) {
 	s.mu.Lock()
 	c := created{
 		ID: sb.id, Status: sb.state, Name: sb.name, IP: sb.ip, Shape: sb.shape.ID, Rootfs: sb.rootfs,
 		VCPU: sb.shape.VCPU, MemMiB: sb.shape.MemMiB, DiskMiB: sb.diskMiB, SpawnMS: milliseconds(sb.boot),
-		Egress: slices.Clone(sb.egress), SSHPubkeys: req.SSHPubkeys, Bandwidth: defaultBandwidth, AutoPause: sb.autoPause,
+		Egress: slices.Clone(sb.egress), SSHPubkeys: sb.sshKeys, Bandwidth: defaultBandwidth, AutoPause: sb.autoPause,
 	}
 	s.mu.Unlock()
 	early := s.opts.CreatingPolls > 0 || stuck != ""

@@ -54,10 +54,11 @@
 //
 // # What is not
 //
-// Egress rules are kept and shown but enforce nothing. The clock of a sandbox
-// is that of the test. There is no scheduler, no resource limit, no metrics,
-// bandwidth accounts, networks, disks, templates, SSH keys, tunnels, shells,
-// ingress, delegated access tokens or self calls of the guest: routes of these
-// are answered with 501. A fork copies files, not memory, and only in memory.
+// Egress rules and the SSH keys of a create are kept and shown but do nothing.
+// The clock of a sandbox is that of the test. There is no scheduler, no resource
+// limit, no metrics, bandwidth accounts, networks, disks, templates, SSH logins,
+// tunnels, shells, ingress, delegated access tokens or self calls of the guest:
+// routes of these are answered with 501, and so is a create with disks or
+// networks and a fork with a bandwidth quota. A fork copies files, not memory, and only in memory.
 // Texts of errors follow the provider where they are known, no further.
 package createostest

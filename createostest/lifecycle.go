@@ -366,6 +366,8 @@ type forkRequest struct {
 	Egress         []string          `json:"egress"`
 	IngressEnabled *bool             `json:"ingress_enabled"`
 	Envs           map[string]string `json:"envs"`
+	SSHPubkeys     []string          `json:"ssh_pubkeys"`
+	Bandwidth      int64             `json:"bandwidth_quota_bytes"`
 }
 
 // handleFork copies a paused sandbox: its files, not its processes. Only the
@@ -379,8 +381,15 @@ func (s *Server) handleFork(w http.ResponseWriter, r *http.Request, sb *sandbox)
 	if err == nil {
 		err = checkEgress(req.Egress)
 	}
+	if err == nil {
+		err = checkSSHKeys(req.SSHPubkeys)
+	}
 	if err != nil {
 		fail(w, http.StatusBadRequest, err)
+		return
+	}
+	if req.Bandwidth != 0 {
+		failServer(w, http.StatusNotImplemented, "createostest does not emulate bandwidth accounts")
 		return
 	}
 	child, source, status, reason := s.beginFork(sb, req)
@@ -414,7 +423,10 @@ func (s *Server) beginFork(sb *sandbox, req forkRequest) (child *sandbox, source
 		id: s.opts.IDPrefix + newULID(now), name: s.freeNameLocked(sb.owner), owner: sb.owner, shape: sb.shape,
 		rootfs: sb.rootfs, region: sb.region, envs: maps.Clone(sb.envs), createdAt: now, forkedFrom: sb.id,
 		state: StateForking, egress: slices.Clone(sb.egress), ingress: sb.ingress, diskMiB: sb.diskMiB,
-		autoPause: sb.autoPause, holds: true, ip: s.nextIPLocked(),
+		autoPause: sb.autoPause, holds: true, ip: s.nextIPLocked(), sshKeys: sb.sshKeys,
+	}
+	if req.SSHPubkeys != nil {
+		child.sshKeys = req.SSHPubkeys
 	}
 	if req.Egress != nil {
 		child.egress = req.Egress

@@ -41,6 +41,7 @@ type sandbox struct {
 	rootfs, region  string
 	ip              string
 	envs            map[string]string
+	sshKeys         []string
 	createdAt       time.Time
 	forkedFrom      string
 
@@ -173,6 +174,7 @@ type view struct {
 	SpawnMS        float64  `json:"spawn_ms,omitempty"`
 	Egress         []string `json:"egress,omitempty"`
 	Envs           []string `json:"envs,omitempty"`
+	SSHPubkeys     []string `json:"ssh_pubkeys,omitempty"`
 	CreatedBy      string   `json:"created_by,omitempty"`
 	ForkedFrom     string   `json:"forked_from,omitempty"`
 	AutoPause      int      `json:"auto_pause_after_seconds,omitempty"`
@@ -185,7 +187,7 @@ func (sb *sandbox) viewLocked() view {
 		CreatedAt: stamp(sb.createdAt), IngressEnabled: sb.ingress, Name: sb.name, Shape: sb.shape.ID,
 		Rootfs: sb.rootfs, Region: sb.region, RunningAt: stamp(sb.runningAt), DestroyedAt: stamp(sb.destroyedAt),
 		PausedAt: stamp(sb.pausedAt), LastResumedAt: stamp(sb.resumedAt), SpawnMS: milliseconds(sb.boot),
-		Egress: slices.Clone(sb.egress), Envs: slices.Sorted(maps.Keys(sb.envs)), CreatedBy: sb.owner,
+		Egress: slices.Clone(sb.egress), Envs: slices.Sorted(maps.Keys(sb.envs)), SSHPubkeys: sb.sshKeys, CreatedBy: sb.owner,
 		ForkedFrom: sb.forkedFrom, AutoPause: sb.autoPause,
 	}
 	if sb.state != StateCreating {
