@@ -78,6 +78,9 @@ func startHostProcess(m *hostMachine, s spec) (_ *hostProcess, err error) {
 		Env:         m.environ(token, s.env),
 		SysProcAttr: &syscall.SysProcAttr{Setsid: true},
 	}
+	if info, err := os.Stat(s.dir); err != nil || !info.IsDir() {
+		return nil, errNoDir // else the error would be that of the command
+	}
 	if p.cmd.Path, err = lookPath(s.cmd, p.cmd.Env); err != nil {
 		return nil, err
 	}

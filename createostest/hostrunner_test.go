@@ -206,7 +206,7 @@ func TestHostRunnerStartErrors(t *testing.T) {
 		require.Error(t, err, cmd)
 	}
 	_, err := m.start(spec{cmd: "/bin/bash", dir: "/no/such/directory"})
-	require.ErrorIs(t, err, os.ErrNotExist)
+	require.ErrorIs(t, err, errNoDir)
 	_, err = m.start(spec{cmd: "bash"})
 	require.ErrorIs(t, err, exec.ErrNotFound, "PATH is the one of the sandbox")
 	require.NoError(t, m.destroy())

@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"maps"
+	"os/exec"
 	"path"
 	"slices"
 	"strings"
@@ -18,15 +20,23 @@ import (
 // bubble sees through every wait.
 type memoryRunner struct {
 	commands func(context.Context, *Command) int
-	running  sync.WaitGroup // functions of commands
+	lacks    func(name string) bool // tells what cannot be started; nil is nothing
+	running  sync.WaitGroup         // functions of commands
 
 	mu       sync.Mutex
 	closed   bool
 	machines map[*memoryMachine]struct{}
 }
 
+// newMemoryRunner returns a runner for a function; nil is Builtin. Of Builtin
+// it is known what there is, so that the start of anything else fails, as it
+// does for real processes. Any other function has to answer for itself.
 func newMemoryRunner(commands func(context.Context, *Command) int) *memoryRunner {
-	return &memoryRunner{commands: commands, machines: make(map[*memoryMachine]struct{})}
+	r := &memoryRunner{commands: commands, machines: make(map[*memoryMachine]struct{})}
+	if commands == nil || isBuiltin(commands) {
+		r.commands, r.lacks = Builtin, builtinLacks
+	}
+	return r
 }
 
 var errMachineGone = errors.New("machine is gone")
@@ -122,6 +132,9 @@ func (m *memoryMachine) start(spec spec) (process, error) {
 	defer m.mu.Unlock()
 	if m.gone {
 		return nil, errMachineGone
+	}
+	if lacks := m.runner.lacks; lacks != nil && lacks(spec.cmd) {
+		return nil, fmt.Errorf("start %s: %w", spec.cmd, exec.ErrNotFound)
 	}
 	m.nextPID++
 	p := newMemoryProcess(m, m.nextPID, spec)

@@ -21,7 +21,8 @@ type Command struct {
 	Sandbox string
 	Name    string
 	Args    []string
-	// Dir is the working directory.
+	// Dir is the working directory. Nothing checks that it is there, unlike
+	// with real processes, where the API refuses a missing one.
 	Dir string
 	Env map[string]string
 	// Stdin ends when the other side closes it; a command without input reads

@@ -144,13 +144,17 @@ func (s *Server) handleStartProcess(w http.ResponseWriter, r *http.Request, sb *
 }
 
 // failStart answers for a process that could not be started: with the state
-// if that is why, else with the command's fault.
+// if that is why, else with the field that is at fault.
 func (s *Server) failStart(w http.ResponseWriter, sb *sandbox, err error) {
 	s.mu.Lock()
 	running := sb.state == StateRunning
 	s.mu.Unlock()
 	if !running {
 		s.failNotRunning(w, sb)
+		return
+	}
+	if errors.Is(err, errNoDir) {
+		fail(w, http.StatusBadRequest, badField("cwd", errNoDir.Error()))
 		return
 	}
 	fail(w, http.StatusBadRequest, badField("cmd", err.Error()))

@@ -11,6 +11,7 @@ var (
 	errBadPath     = errors.New("path is not an absolute path of a file in this sandbox")
 	errInputClosed = errors.New("standard input is closed")
 	errExited      = errors.New("process has exited")
+	errNoDir       = errors.New("no such directory")
 )
 
 // runner makes the machines behind sandboxes. The server knows states, names
@@ -28,6 +29,8 @@ type runner interface {
 
 // machine is what runs behind one sandbox.
 type machine interface {
+	// start gives errNoDir for a working directory that is missing, if it can
+	// know: in memory every directory is taken to be there.
 	start(spec spec) (process, error)
 	// put creates missing parents and replaces a regular file. A path that
 	// cannot be a file here gives errBadPath.

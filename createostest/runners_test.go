@@ -1,6 +1,7 @@
 package createostest
 
 import (
+	"context"
 	"io"
 	"runtime"
 	"strings"
@@ -69,6 +70,54 @@ func TestBothRunnersExec(t *testing.T) {
 		require.NoError(t, err)
 		assert.Equal(t, "{\"stdout\":\"out\\n\"}\n{\"exit_code\":4}\n", string(body))
 	})
+}
+
+// What cannot be started has no exit code of its own; in a script it is 127.
+func TestBothRunnersMissACommand(t *testing.T) {
+	onBothRunners(t, func(t *testing.T, c *client) {
+		box := c.box()
+		for _, cmd := range []string{"/no/such", "no-such-command"} {
+			a := c.want(200, "POST", box+"/exec", map[string]any{"cmd": cmd})
+			result := a.object(t)["result"].(map[string]any)
+			assert.Equal(t, -1.0, result["exit_code"], a.raw)
+			assert.Contains(t, result["error"], "exec: start "+cmd, a.raw)
+			streamed := c.want(200, "POST", box+"/exec?stream=true", map[string]any{"cmd": cmd})
+			assert.Contains(t, streamed.raw, `{"error":"exec: start `+cmd)
+			a = c.want(400, "POST", box+"/processes", map[string]any{"cmd": cmd})
+			assert.Contains(t, a.object(t)["cmd"], "start "+cmd, a.raw)
+			a = c.want(200, "POST", box+"/exec", map[string]any{"cmd": "sh", "args": []string{"-c", cmd}})
+			assert.Equal(t, 127.0, a.object(t)["result"].(map[string]any)["exit_code"], a.raw)
+		}
+	})
+}
+
+// Only Builtin is known through and through.
+func TestAFunctionOfItsOwnAnswersForItself(t *testing.T) {
+	for code, commands := range map[float64]func(context.Context, *Command) int{
+		-1: Builtin, 127: func(ctx context.Context, c *Command) int { return Builtin(ctx, c) },
+	} {
+		c := newClient(t, Options{Commands: commands})
+		a := c.want(200, "POST", c.box()+"/exec", map[string]any{"cmd": "no-such-command"})
+		assert.Equal(t, code, a.object(t)["result"].(map[string]any)["exit_code"], a.raw)
+	}
+}
+
+// A missing directory is no fault of the command.
+func TestARealProcessNeedsItsDirectory(t *testing.T) {
+	if runtime.GOOS == "windows" {
+		t.Skip("no runner of real processes")
+	}
+	srv := NewServer(t)
+	c := &client{t, srv, srv.APIKey()}
+	box := c.box()
+	a := c.want(400, "POST", box+"/processes", map[string]any{"cmd": "true", "cwd": srv.Workspace()})
+	assert.JSONEq(t, `{"cwd":"no such directory"}`, string(a.Data))
+	file := srv.Workspace()
+	c.want(200, "PUT", filePathQuery(box, file), "a file")
+	a = c.want(400, "POST", box+"/processes", map[string]any{"cmd": "true", "cwd": file})
+	assert.JSONEq(t, `{"cwd":"no such directory"}`, string(a.Data))
+	a = c.want(400, "POST", box+"/processes", map[string]any{"cmd": "/no/such"})
+	assert.Contains(t, a.object(t), "cmd")
 }
 
 func TestBothRunnersSignalPauseAndDestroy(t *testing.T) {

@@ -128,11 +128,7 @@ func start(opts Options, tb testing.TB) (*Server, error) {
 
 func (s *Server) makeRunner() (err error) {
 	if s.opts.InMemory && !s.opts.RealCommands || s.opts.Commands != nil {
-		commands := s.opts.Commands
-		if commands == nil {
-			commands = Builtin
-		}
-		s.runner = newMemoryRunner(commands)
+		s.runner = newMemoryRunner(s.opts.Commands)
 		return nil
 	}
 	s.runner, err = newHostRunner(s.opts.Dir)
