@@ -213,6 +213,25 @@ func jsonOf(t testing.TB, v any) []byte {
 	return data
 }
 
+func TestAccountsMustBeKnown(t *testing.T) {
+	c := newClient(t, Options{})
+	first := c.srv.UserID()
+	require.Equal(t, c.want(200, "GET", "/v1/whoami", nil).object(t)["user_id"], first)
+	c.srv.SetCredit(first, false)
+	c.srv.AddKey(first)
+	c.want(402, "POST", "/v1/sandboxes", createBody()) // another key is no credit
+	c.srv.SetCredit(first, true)
+	c.box()
+
+	assert.Panics(t, func() { c.srv.SetCredit("usr_none", false) })
+	assert.Panics(t, func() { c.srv.RevokeKey("skp_none") })
+	key := c.srv.AddKey("usr_second")
+	c.srv.RevokeKey(key)
+	assert.Panics(t, func() { c.srv.RevokeKey(key) }, "it is no key any more")
+	c.srv.SetCredit("usr_second", false) // the account stays
+	c.want(200, "GET", "/v1/whoami", nil)
+}
+
 func TestCreditGatesCreateResumeAndFork(t *testing.T) {
 	c := newClient(t, Options{UserID: "usr_poor"})
 	box := c.box()

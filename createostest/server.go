@@ -48,7 +48,7 @@ type Server struct {
 	closing   bool
 	changed   chan struct{} // closed and replaced at each change of state
 	accounts  map[string]string
-	poor      map[string]bool // accounts without credit
+	poor      map[string]bool // every account; true is one without credit
 	sandboxes map[string]*sandbox
 	order     []*sandbox // oldest first
 	ips       int        // addresses given out
@@ -99,7 +99,7 @@ func start(opts Options, tb testing.TB) (*Server, error) {
 		poor:      make(map[string]bool),
 		sandboxes: make(map[string]*sandbox),
 	}
-	s.accounts[s.opts.APIKey] = s.opts.UserID
+	s.accounts[s.opts.APIKey], s.poor[s.opts.UserID] = s.opts.UserID, false
 	s.limiter.perMinute = s.opts.RateLimit
 	if err := s.makeRunner(); err != nil {
 		return nil, fmt.Errorf("createostest: cannot start the emulator: %w", err)
@@ -171,6 +171,10 @@ func (s *Server) trackConn(_ net.Conn, state http.ConnState) {
 // APIKey returns the key of the first account.
 func (s *Server) APIKey() string { return s.opts.APIKey }
 
+// UserID returns the id of the first account, which is [SandboxInfo].Owner of
+// its sandboxes.
+func (s *Server) UserID() string { return s.opts.UserID }
+
 // AddKey makes one more key for an account, and the account if it is new.
 // Accounts see nothing of each other's sandboxes.
 func (s *Server) AddKey(userID string) string {
@@ -178,21 +182,31 @@ func (s *Server) AddKey(userID string) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.accounts[key] = userID
+	s.poor[userID] = s.poor[userID] // known from now on
 	return key
 }
 
-// RevokeKey makes a key invalid; its account and sandboxes stay.
+// RevokeKey makes a key invalid; its account and sandboxes stay. It panics when
+// the key is not valid: the test would not be about what it says.
 func (s *Server) RevokeKey(key string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if _, known := s.accounts[key]; !known {
+		panic("createostest: RevokeKey: no account has this key")
+	}
 	delete(s.accounts, key)
 }
 
 // SetCredit gives an account credit or takes it away: without it create,
-// resume and fork are answered with 402. Accounts begin with credit.
+// resume and fork are answered with 402. Accounts begin with credit. For an
+// account that neither is the first nor was ever given a key by AddKey it
+// panics, as RevokeKey does.
 func (s *Server) SetCredit(userID string, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if _, known := s.poor[userID]; !known {
+		panic(fmt.Sprintf("createostest: SetCredit: no account %q", userID))
+	}
 	s.poor[userID] = !ok
 }
 
