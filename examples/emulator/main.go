@@ -74,6 +74,9 @@ func parse(args []string) (settings, error) {
 	if flags.NArg() > 0 {
 		return s, fmt.Errorf("unexpected argument %q", flags.Arg(0))
 	}
+	if s.workspaces < 0 {
+		return s, fmt.Errorf("-workspaces %d: is negative", s.workspaces)
+	}
 	if builtin {
 		s.server.Commands = createostest.Builtin
 	}

@@ -99,6 +99,8 @@ func TestNamesWhatWasNeverDestroyed(t *testing.T) {
 func TestRefusesWhatItDoesNotUnderstand(t *testing.T) {
 	require.ErrorContains(t, run(t.Context(), io.Discard, []string{"serve"}), "unexpected argument")
 	require.Error(t, run(t.Context(), io.Discard, []string{"-addr", "nowhere:port"}))
+	require.ErrorContains(t, run(t.Context(), io.Discard, []string{"-workspaces", "-1"}), "-workspaces -1: is negative")
+	require.ErrorContains(t, run(t.Context(), io.Discard, []string{"-delay", "-1s"}), "Delay: is negative")
 	_, err := parse([]string{"-h"})
 	require.True(t, errors.Is(err, flag.ErrHelp))
 }

@@ -34,8 +34,12 @@ import (
 	"github.com/createos-lease/createos/createostest"
 )
 
+// cleanupBound is how long the end of the program may take.
+const cleanupBound = time.Minute
+
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop) // a second Ctrl-C has its usual meaning
 	err := run(ctx, os.Stdout, os.Args[1:])
 	stop()
 	switch {
@@ -63,7 +67,7 @@ func run(ctx context.Context, out io.Writer, args []string) error {
 	environment := flags.String("environment", "ci", "id of the environment")
 	leases := flags.String("leases", "", "file with the JSON list of all leases that are held; with -live only, where it is required")
 	deployment := flags.String("deployment", "", "DriverConfig.Deployment of the hosts; with -live only")
-	grace := flags.Duration("grace", createos.DefaultReconcileGrace, "age below which a sandbox is spared; with -live only")
+	grace := flags.Duration("grace", createos.DefaultReconcileGrace, "age below which a sandbox is spared; 0 is the default, so that none at all is 1ns; with -live only")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -76,11 +80,21 @@ func run(ctx context.Context, out io.Writer, args []string) error {
 		return err
 	}
 	env.Config = createos.Config{APIURL: os.Getenv("CREATEOS_API_URL"), APIKey: createos.NewSecret(os.Getenv("CREATEOS_API_KEY"))}
+	if env.Config.APIURL == "" || env.Config.APIKey.IsZero() {
+		return errors.New("-live needs CREATEOS_API_URL and CREATEOS_API_KEY")
+	}
 	driver, err := createos.NewDriver(createos.DriverConfig{Deployment: *deployment})
 	if err != nil {
 		return err
 	}
-	return errors.Join(job{driver, env, known, *grace}.clean(ctx, out, *apply), driver.Shutdown(context.WithoutCancel(ctx)))
+	return errors.Join(job{driver, env, known, *grace}.clean(ctx, out, *apply), shutdown(ctx, driver))
+}
+
+// shutdown ends a driver in time, even if ctx is over.
+func shutdown(ctx context.Context, driver *createos.Driver) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupBound)
+	defer cancel()
+	return driver.Shutdown(ctx)
 }
 
 // readLeases refuses to go on without a list: no list and an empty list are
@@ -130,7 +144,7 @@ func demo(ctx context.Context, out io.Writer, env createos.Environment, apply bo
 	}
 	err = job{driver, env, leases[:2], time.Nanosecond}.clean(ctx, out, apply)
 	fmt.Fprintf(out, "the emulator holds %d sandboxes\n", len(srv.Leaks()))
-	return errors.Join(err, driver.Shutdown(context.WithoutCancel(ctx)))
+	return errors.Join(err, shutdown(ctx, driver))
 }
 
 // clean prints what there is, and does what it was told to.

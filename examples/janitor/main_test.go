@@ -35,6 +35,18 @@ func TestLiveNeedsTheLeases(t *testing.T) {
 	require.ErrorContains(t, run(t.Context(), new(strings.Builder), []string{"-live", "-leases", broken}), "leases.json")
 }
 
+func TestLiveNeedsItsVariables(t *testing.T) {
+	none := filepath.Join(t.TempDir(), "leases.json")
+	require.NoError(t, os.WriteFile(none, []byte(`[]`), 0o600))
+	for _, missing := range []string{"CREATEOS_API_URL", "CREATEOS_API_KEY"} {
+		t.Setenv("CREATEOS_API_URL", "https://provider.invalid")
+		t.Setenv("CREATEOS_API_KEY", "skp_example")
+		t.Setenv(missing, "")
+		err := run(t.Context(), new(strings.Builder), []string{"-live", "-leases", none})
+		require.EqualError(t, err, "-live needs CREATEOS_API_URL and CREATEOS_API_KEY", missing)
+	}
+}
+
 // What is no list of leases must not pass for an empty one: the difference is every
 // sandbox of the environment.
 func TestReadLeasesRefusesWhatIsNoList(t *testing.T) {

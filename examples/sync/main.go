@@ -18,6 +18,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/schollz/progressbar/v3"
@@ -26,11 +27,11 @@ import (
 	"github.com/createos-lease/createos/createostest"
 )
 
-// cleanupBound is how long the destroy of the sandbox may take.
+// cleanupBound is how long the end of the program may take.
 const cleanupBound = time.Minute
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second Ctrl-C has its usual meaning
 	err := run(ctx, os.Stdout, os.Stderr)
 	stop()
@@ -40,12 +41,16 @@ func main() {
 	}
 }
 
-func run(ctx context.Context, out, bars io.Writer) (err error) {
+func run(ctx context.Context, out, bars io.Writer) error {
 	srv, err := createostest.Start(createostest.Options{})
 	if err != nil {
 		return err
 	}
 	defer srv.Close()
+	return runOn(ctx, srv, out, bars)
+}
+
+func runOn(ctx context.Context, srv *createostest.Server, out, bars io.Writer) (err error) {
 	dir, err := os.MkdirTemp("", "createos-sync-")
 	if err != nil {
 		return err
@@ -56,16 +61,19 @@ func run(ctx context.Context, out, bars io.Writer) (err error) {
 		return err
 	}
 	env := createos.Environment{CompanyID: "acme", EnvironmentID: "build", Config: srv.Config()}
-	lease, err := driver.Acquire(ctx, env, createos.AcquireOptions{Workspace: srv.Workspace()})
+	var lease *createos.Lease
+	defer func() {
+		// Whatever came of it, and even if ctx is over, nothing is left behind. A
+		// nil lease is nothing to destroy.
+		cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupBound)
+		defer cancel()
+		err = errors.Join(err, driver.Destroy(cleanup, env, lease), driver.Shutdown(cleanup))
+	}()
+	lease, err = driver.Acquire(ctx, env, createos.AcquireOptions{Workspace: srv.Workspace()})
 	if err != nil {
-		return errors.Join(err, driver.Shutdown(ctx))
+		return err
 	}
-	err = (&tour{driver, env, lease, dir, out, bars}).run(ctx)
-
-	// Whatever came of it, and even if ctx is over, nothing is left behind.
-	cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupBound)
-	defer cancel()
-	return errors.Join(err, driver.Destroy(cleanup, env, lease), driver.Shutdown(cleanup))
+	return (&tour{driver, env, lease, dir, out, bars}).run(ctx)
 }
 
 // A tour is the program with all that it works with.

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/createos-lease/createos/createostest"
 )
 
 func TestSummary(t *testing.T) {
@@ -32,4 +34,21 @@ func TestInterrupt(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	require.ErrorIs(t, run(ctx, io.Discard, io.Discard), context.Canceled)
+}
+
+// An interrupt leaves nothing, whatever request it comes with.
+func TestInterruptLeavesNothing(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("the scripts of a sync need the programs of a sandbox, which the emulator takes from this machine")
+	}
+	for _, route := range []string{"POST /v1/sandboxes", "POST /v1/sandboxes/{id}/exec", "PUT /v1/sandboxes/{id}/files"} {
+		srv := createostest.NewServer(t)
+		ctx, cancel := context.WithCancel(t.Context())
+		// The end of the sandbox is refused once, too: only Shutdown tries again.
+		refused := srv.Fail(createostest.Fault{Route: "DELETE /v1/sandboxes/{id}", Status: 403, Nth: 1})
+		srv.Fail(createostest.Fault{Route: route, Nth: 1, Before: cancel})
+		require.ErrorIs(t, runOn(ctx, srv, io.Discard, io.Discard), context.Canceled)
+		require.Empty(t, srv.LeakReport(), route)
+		require.Equal(t, 1, refused.Hits(), route)
+	}
 }
