@@ -2,6 +2,7 @@ package createostest_test
 
 import (
 	"context"
+	"errors"
 	"testing"
 
 	"github.com/createos-lease/createos"
@@ -14,11 +15,14 @@ func build(ctx context.Context, d *createos.Driver, env createos.Environment) (c
 	if err != nil {
 		return -1, err
 	}
+	defer func() { // also after an error, and when ctx is over
+		err = errors.Join(err, d.Destroy(context.WithoutCancel(ctx), env, lease))
+	}()
 	res, err := d.Exec(ctx, env, lease, createos.Command{Name: "test", Args: []string{"-d", "."}})
 	if err != nil {
 		return -1, err
 	}
-	return res.ExitCode, d.Destroy(ctx, env, lease)
+	return res.ExitCode, nil
 }
 
 // testBuild is its test. With Options{} the commands would be real processes,
