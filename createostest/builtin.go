@@ -7,7 +7,6 @@ import (
 	"io"
 	"maps"
 	"path"
-	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -21,10 +20,10 @@ import (
 // quoting, variables and command substitution, without patterns,
 // functions or background jobs. Anything else is "command not found", 127.
 //
-// A function of [Options.Commands] may fall back on it. A server that has
-// nothing but Builtin knows what there is not: there, an exec or process of
-// another command cannot be started, which the API reports as it does for real
-// processes, and 127 is what a script gets.
+// A function of [Options.Commands] may fall back on it. A server without such a
+// function knows what there is not: there, an exec or process of another command
+// cannot be started, which the API reports as it does for real processes, and 127
+// is what a script gets.
 func Builtin(ctx context.Context, c *Command) int {
 	if utility, ok := utilities[path.Base(c.Name)]; ok {
 		return utility(c)
@@ -49,12 +48,6 @@ func builtinLacks(name string) bool {
 	base := path.Base(name)
 	_, known := utilities[base]
 	return !known && base != "bash" && base != "sh"
-}
-
-// isBuiltin tells whether a function is Builtin, which is no closure and so has
-// a code address of its own.
-func isBuiltin(f func(context.Context, *Command) int) bool {
-	return reflect.ValueOf(f).Pointer() == reflect.ValueOf(Builtin).Pointer()
 }
 
 // utilities are commands by name. They are set by init because the shell, by

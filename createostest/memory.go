@@ -33,7 +33,7 @@ type memoryRunner struct {
 // does for real processes. Any other function has to answer for itself.
 func newMemoryRunner(commands func(context.Context, *Command) int) *memoryRunner {
 	r := &memoryRunner{commands: commands, machines: make(map[*memoryMachine]struct{})}
-	if commands == nil || isBuiltin(commands) {
+	if commands == nil {
 		r.commands, r.lacks = Builtin, builtinLacks
 	}
 	return r
