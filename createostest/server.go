@@ -182,7 +182,9 @@ func (s *Server) AddKey(userID string) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.accounts[key] = userID
-	s.poor[userID] = s.poor[userID] // known from now on
+	if _, known := s.poor[userID]; !known {
+		s.poor[userID] = false
+	}
 	return key
 }
 
