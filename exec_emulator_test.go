@@ -111,12 +111,13 @@ func TestExecRealOutputIsWhole(t *testing.T) {
 	t.Parallel()
 	for name, faults := range map[string][]createostest.Fault{
 		"one connection": nil,
-		"cut":            {{Route: "GET /v1/sandboxes/{id}/processes/{pid}/connect", Times: 8, CutAfterFrames: 40}},
-		"cut inside":     {{Route: "GET /v1/sandboxes/{id}/processes/{pid}/connect", Times: 8, CutAfterBytes: 1_000_000}},
-		"ends clean":     {{Route: "GET /v1/sandboxes/{id}/processes/{pid}/connect", Times: 8, CutAfterFrames: 30, CutClean: true}},
+		"cut":            {{Route: "GET /v1/sandboxes/{id}/processes/{process}/connect", Times: 8, CutAfterFrames: 40}},
+		"cut inside":     {{Route: "GET /v1/sandboxes/{id}/processes/{process}/connect", Times: 8, CutAfterBytes: 1_000_000}},
+		"ends clean":     {{Route: "GET /v1/sandboxes/{id}/processes/{process}/connect", Times: 8, CutAfterFrames: 30, CutClean: true}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			h := newRealHost(t, createostest.Options{})
+			// The journal holds it all: what a cut connection leaves there must not be evicted.
+			h := newRealHost(t, createostest.Options{JournalBytes: 16 << 20})
 			for _, f := range faults {
 				h.srv.Fail(f)
 			}
@@ -257,8 +258,9 @@ func TestExecRealEvictedOutput(t *testing.T) {
 	for _, inStream := range []bool{false, true} {
 		t.Run(fmt.Sprint(inStream), func(t *testing.T) {
 			h := newRealHost(t, createostest.Options{JournalBytes: 64 << 10, EvictUnderReader: true, OffsetErrorInStream: inStream})
-			// Each connection is cut after an event, and the next one is late.
-			h.srv.Fail(createostest.Fault{Route: "GET /v1/sandboxes/{id}/processes/{pid}/connect", Delay: 300 * time.Millisecond, CutAfterFrames: 1})
+			// Each connection is cut after two events, and the next one is late. A refusal is
+			// one line, and stays whole.
+			h.srv.Fail(createostest.Fault{Route: "GET /v1/sandboxes/{id}/processes/{process}/connect", Delay: 300 * time.Millisecond, CutAfterFrames: 2})
 			_, err := h.exec(t, createos.Command{Name: "yes"})
 			var lost *createos.OutputLostError
 			require.ErrorAs(t, err, &lost)

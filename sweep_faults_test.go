@@ -291,6 +291,9 @@ func inject(srv *createostest.Server, i incident, leave context.CancelFunc) {
 			"POST /v1/sandboxes": createostest.StateCreating, "DELETE /v1/sandboxes/{id}": createostest.StateDestroying,
 			"POST /v1/sandboxes/{id}/pause": createostest.StatePausing, "POST /v1/sandboxes/{id}/resume": createostest.StateResuming,
 		}[i.route]}
+		if f.StuckState == "" {
+			return // the request leads through no state
+		}
 	case i.leaves == beforeEffect:
 		f = createostest.Fault{Before: leave}
 	case i.leaves == afterEffect && strings.HasSuffix(i.route, "/connect"):
