@@ -14,9 +14,10 @@ import (
 // handled; all other faults let the work be done and spoil the answer.
 type Fault struct {
 	// Method and Route choose the requests. Method is one of GET, POST, PUT,
-	// PATCH and DELETE. Route is a pattern of the API such as
-	// "POST /v1/sandboxes", or "/v1/sandboxes/{id}/pause" for any method, or a
-	// concrete path. Empty fields match everything.
+	// PATCH and DELETE. Route is a path of the API with or without a method in
+	// front, such as "POST /v1/sandboxes" or "/v1/sandboxes/{id}/pause"; a
+	// segment in braces, whatever the name, stands for any one. Empty fields
+	// match everything.
 	Method, Route string
 	// When, if set, must hold too. It sees the request as the log has it, with
 	// neither body nor account known yet, and must not call the Server.
@@ -166,7 +167,7 @@ func (f *Fault) matches(r Request) bool {
 	switch {
 	case f.Method != "" && f.Method != r.Method, method != "" && method != r.Method:
 		return false
-	case path != "" && path != pattern && path != r.Path:
+	case path != "" && path != pattern && !fitsPath(path, r.Path):
 		return false
 	}
 	return f.When == nil || f.When(r)

@@ -105,7 +105,7 @@ func (f *Fault) checkState() error {
 	_, path := splitRoute(f.Route)
 	for _, route := range stateRoutes {
 		method, pattern := splitRoute(route)
-		if slices.Contains(f.methods(), method) && (path == "" || fitsPath(pattern, path)) {
+		if slices.Contains(f.methods(), method) && (path == "" || fitsPath(path, pattern) || fitsPath(pattern, path)) {
 			return nil
 		}
 	}

@@ -60,10 +60,26 @@ func TestFailRefusesWhatCannotHappen(t *testing.T) {
 		{Before: func() {}}, {After: func() {}}, {Frames: func(_ int, line []byte) []byte { return line }},
 		{Status: 100}, {Status: 599}, {Method: "DELETE", Route: "/v1/sandboxes/{id}", Status: 500},
 		{StuckState: StateError}, {StuckState: StateError, Method: "POST"}, {StuckState: StateError, Route: create, Status: 500, Effect: true},
-		{StuckState: StateError, Route: "/v1/sandboxes/sb-1/pause"},
+		{StuckState: StateError, Route: "/v1/sandboxes/sb-1/pause"}, {StuckState: StateError, Route: "/v1/sandboxes/{any}/pause"},
 		{CutClean: true, CutAfterFrames: -1}, {Header: http.Header{"X-A": {"1"}}, Reply: reply},
 		{DropReply: true, Effect: true}, {Route: "/v1/sandboxes/by-ip/10.42.0.2", Status: 500},
 	} {
 		assert.NotPanics(t, func() { srv.Fail(f) }, "%+v", f)
 	}
+}
+
+// The name in the braces of a route is nobody's business, and a part of a path
+// may be concrete.
+func TestFaultsMatchSegmentBySegment(t *testing.T) {
+	c := newClient(t, Options{})
+	one, two := c.box(), c.box()
+	process, other := c.run(one, "true"), c.run(two, "true")
+	named := c.srv.Fail(Fault{Route: "GET /v1/sandboxes/{box}/processes/{pid}", Status: 500})
+	c.want(500, "GET", process, nil)
+	c.want(200, "GET", one, nil)
+	c.want(200, "GET", process+"/wait", nil)
+	named.Remove()
+	c.srv.Fail(Fault{Route: "GET " + one + "/processes/{process}", Status: 500})
+	c.want(500, "GET", process, nil)
+	c.want(200, "GET", other, nil)
 }
