@@ -121,9 +121,9 @@ type faultBook struct {
 // contradict each other; negative numbers, other than those that cut; a Status
 // outside of 100 to 599; a StuckState that is none of the states, or where no
 // state changes; CutClean without a cut; Effect and Header without an answer
-// that they belong to; and a field that another keeps from acting, such as
-// Before next to Refuse. A fault without any effect is taken: its When may look
-// on, and its Hits count.
+// that they belong to; a field that another keeps from acting, such as Before
+// next to Refuse; and a fault that does nothing at all, unless it has a When,
+// which may be there to look on or, with Hits, to count.
 func (s *Server) Fail(f Fault) *Injection {
 	if err := s.checkFault(&f); err != nil {
 		panic(err.Error())

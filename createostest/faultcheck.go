@@ -128,6 +128,9 @@ func (f *Fault) checkEffects() error {
 		return badFault("Reply or WrongID", "another field says what is answered")
 	case len(f.Header) > 0 && !f.answersItself() && !rewritten:
 		return badFault("Header", "needs an answer of the fault to go with, such as Status or Reply")
+	case !(f.Refuse || f.DropReply || f.answersItself() || rewritten || cut || f.Delay > 0 ||
+		f.Before != nil || f.Frames != nil || f.StuckState != "" || f.When != nil):
+		return badFault("When", "is not set, and nothing of the second group either: it would do nothing")
 	}
 	return nil
 }

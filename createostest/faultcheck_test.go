@@ -43,6 +43,7 @@ func TestFailRefusesWhatCannotHappen(t *testing.T) {
 		"Header":           {{Header: http.Header{"X-A": {"1"}}}, {Header: http.Header{"X-A": {"1"}}, Delay: time.Second}},
 		"Refuse":           {{Refuse: true, Before: func() {}}, {Refuse: true, After: func() {}}},
 		"Reply or WrongID": {{Reply: reply, Status: 500}, {WrongID: true, DropReply: true}},
+		"When":             {{}, {Route: create, Nth: 2}},
 	} {
 		for _, f := range faults {
 			var said any
