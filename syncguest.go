@@ -48,6 +48,10 @@ var guestErrors = map[int]error{
 // where it came to, so that a link that takes the place of a directory between
 // look and step is noticed as well. What follows works on names in the directory
 // where the shell then is, which nobody can exchange under it.
+//
+// claim makes $f an uploaded file of that length and digest, or ends the step. It
+// gives it another name first, which no upload has: an attempt that was cut off, and
+// arrives after the comparison, must not change what was compared.
 const guestPrelude = `
 export LC_ALL=C PATH="$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 set -o pipefail; umask 077
@@ -60,6 +64,7 @@ sum() { if [ "$1" -gt 4194304 ] && command -v openssl >/dev/null; then openssl d
 told() { n=$(stat -c %s -- "$1") && h=$(sum "$n" <"$1") && printf '%s %s\n' "$n" "${h%% *}"; }
 mark() { cksum <"$1"; }
 verify() { n=$(stat -c %s -- "$1") && [ "$n" = "$2" ] && h=$(sum "$n" <"$1") && [ "${h%% *}" = "$3" ]; }
+claim() { f=$S/own.$1; mv -T -- "$S/$1" "$f" && verify "$f" "$2" "$3" || exit 94; }
 down() {
 	make=$1; shift
 	for c; do

@@ -264,11 +264,11 @@ func (y *syncer) sendTree(ctx context.Context, m *mapping, root *os.Root, mode f
 // deleteList uploads names, from the bottom up, and returns the line that makes $L the
 // list of them.
 func (y *syncer) deleteList(ctx context.Context, list *manifest.List) (string, error) {
-	file, err := y.putNames(ctx, "del", manifest.BottomUp(list.All()))
-	if file == "" {
-		return "L=/dev/null\n", err
+	claim, err := y.putNames(ctx, "del", manifest.BottomUp(list.All()))
+	if claim == "" {
+		claim = "f=/dev/null\n"
 	}
-	return "L=$S/" + file + "\n", err
+	return claim + "L=$f\n", err
 }
 
 // sendUnits sends what is in a tree into the scratch directory "tree." and the
@@ -383,12 +383,14 @@ func squeeze(s *archive.Stream) ([]byte, error) {
 	return nil, errors.Join(err, serr)
 }
 
-// putNames uploads a list of names, in as many parts as it takes, and returns the name
-// of it, "" if there are none.
-func (y *syncer) putNames(ctx context.Context, prefix string, list manifest.Entries) (file string, err error) {
+// putNames uploads a list of names, in as many parts as it takes, and returns the line
+// that makes $f the list, "" if there are none. The whole is compared there, in the step
+// that goes by it: half a name, or another list, would name what nobody meant.
+func (y *syncer) putNames(ctx context.Context, prefix string, list manifest.Entries) (claim string, err error) {
 	var text manifest.Buffer
 	defer text.Close()
-	w := bufio.NewWriter(&text)
+	h := newSHA256()
+	w := bufio.NewWriter(io.MultiWriter(&text, h))
 	for e, err := range list {
 		if err == nil {
 			_, err = fmt.Fprintf(w, "./%s\x00", e.Name)
@@ -400,7 +402,7 @@ func (y *syncer) putNames(ctx context.Context, prefix string, list manifest.Entr
 	if err := w.Flush(); err != nil || text.Size() == 0 {
 		return "", err
 	}
-	file = prefix + "." + strconv.Itoa(y.number())
+	file := prefix + "." + strconv.Itoa(y.number())
 	name := file
 	for off := int64(0); off < text.Size(); off += y.plan.maxFile {
 		size := min(y.plan.maxFile, text.Size()-off)
@@ -414,7 +416,7 @@ func (y *syncer) putNames(ctx context.Context, prefix string, list manifest.Entr
 		}
 		name = file + ".part"
 	}
-	return file, nil
+	return fmt.Sprintf("claim %s %d %s\n", file, text.Size(), h.text()), nil
 }
 
 // replaceBody puts $T in the place of a directory, from the directory above. What
@@ -511,11 +513,14 @@ cd -- "$Q" || exit 96
 `
 
 // guestDelete removes what the list $L names below $Q, from the bottom up, and
-// prints how much that was. A directory that is not empty stays.
+// prints how much that was. A directory that is not empty stays. Whatever the list
+// says, nothing outside of $Q is meant.
 const guestDelete = `
 at= v=() gone=0
 flush() { [ ${#v[@]} -eq 0 ] || rm -f -- "${v[@]}" || exit 96; v=(); }
 while IFS= read -r -d '' e; do
+	case $e/ in ./?*) ;; *) exit 90 ;; esac
+	case ${e#.}/ in *//* | */./* | */../*) exit 90 ;; esac
 	p=${e%/*} n=./${e##*/}
 	if [ "$p" != "$at" ]; then
 		flush; at=

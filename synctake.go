@@ -80,9 +80,9 @@ func (y *syncer) takeEntries(ctx context.Context, m *mapping, to *archive.Tree, 
 	}
 	// Each archive takes its own names out of the list.
 	packed := func(e archive.Entry) bool { return !y.large(e) }
-	names, err := y.putNames(ctx, "names", manifest.Only(files, packed))
+	claim, err := y.putNames(ctx, "names", manifest.Only(files, packed))
 	if err == nil {
-		err = y.takeUnits(ctx, m, to, files, names)
+		err = y.takeUnits(ctx, m, to, files, claim)
 	}
 	if err != nil {
 		return err
@@ -91,8 +91,9 @@ func (y *syncer) takeEntries(ctx context.Context, m *mapping, to *archive.Tree, 
 }
 
 // takeUnits fetches one unit after the other. While one is fetched, a step in the
-// sandbox makes its digest, if it is a large file, and the next unit ready.
-func (y *syncer) takeUnits(ctx context.Context, m *mapping, to *archive.Tree, files manifest.Entries, names string) error {
+// sandbox makes its digest, if it is a large file, and the next unit ready. The first
+// step claims the list of names.
+func (y *syncer) takeUnits(ctx context.Context, m *mapping, to *archive.Tree, files manifest.Entries, claim string) error {
 	more, stop := iter.Pull2(y.cut(files))
 	defer stop()
 	var before, u *unit
@@ -100,7 +101,7 @@ func (y *syncer) takeUnits(ctx context.Context, m *mapping, to *archive.Tree, fi
 	if err != nil {
 		return err
 	}
-	ready := y.launch(ctx, y.prepare(m, nil, nil, next, names))
+	ready := y.launch(ctx, claimNames(claim)+y.prepare(m, nil, nil, next))
 	defer func() { _, _ = ready.wait() }()
 	for next != nil {
 		before, u = u, next
@@ -118,7 +119,7 @@ func (y *syncer) takeUnits(ctx context.Context, m *mapping, to *archive.Tree, fi
 		if next, err, _ = more(); err != nil {
 			return err
 		}
-		ready = y.launch(ctx, y.prepare(m, before, u, next, names))
+		ready = y.launch(ctx, y.prepare(m, before, u, next))
 		if u.large {
 			p.file.sum = ready.mark
 			err = y.takeLarge(ctx, to, u, p)
@@ -133,10 +134,18 @@ func (y *syncer) takeUnits(ctx context.Context, m *mapping, to *archive.Tree, fi
 	return err
 }
 
+// claimNames keeps the list of names where guestPack looks for it.
+func claimNames(claim string) string {
+	if claim == "" {
+		return ""
+	}
+	return claim + `mv -f -T -- "$f" "$S/pack" || exit 96` + "\n"
+}
+
 // guestPack makes an archive of %[2]d names up to number %[1]d. Directories on
 // the way to them are looked at: a link there would lead to another file.
 const guestPack = `
-head -z -n %[1]d "$S/%[3]s" | tail -z -n %[2]d >"$S/%[4]s.n" || exit 95
+head -z -n %[1]d "$S/pack" | tail -z -n %[2]d >"$S/%[3]s.n" || exit 95
 at=
 while IFS= read -r -d '' e; do
 	p=${e%%/*}
@@ -149,7 +158,7 @@ while IFS= read -r -d '' e; do
 		q=$q/$c
 		[ ! -L "$q" ] || exit 90
 	done
-done <"$S/%[4]s.n"
+done <"$S/%[3]s.n"
 `
 
 const guestTar = `
@@ -169,7 +178,7 @@ done <"$S/%[1]s.n"
 // prepare is the step that is taken while unit u is fetched: its digest, if it is a
 // large file, and all that makes the next one ready. The archive of the one before is
 // removed. Each may be nil.
-func (y *syncer) prepare(m *mapping, before, u, next *unit, names string) string {
+func (y *syncer) prepare(m *mapping, before, u, next *unit) string {
 	body := ""
 	if u != nil && u.large {
 		body += markBody(u.number)
@@ -184,7 +193,7 @@ func (y *syncer) prepare(m *mapping, before, u, next *unit, names string) string
 		return body + pinBody(next.number, path.Join(m.remote, next.entries[0].Name))
 	}
 	name := next.name()
-	body += guestDown(m.remote, true, false) + fmt.Sprintf(guestPack, next.first+len(next.entries), len(next.entries), names, name)
+	body += guestDown(m.remote, true, false) + fmt.Sprintf(guestPack, next.first+len(next.entries), len(next.entries), name)
 	option := ""
 	if next.follow {
 		option = "-h"

@@ -1,0 +1,80 @@
+package createos_test
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/createos-lease/createos"
+	"github.com/createos-lease/createos/createostest"
+)
+
+// damage changes the scratch file of a kind when it has arrived.
+func (r *syncRig) damage(prefix string, nth int, change func(content []byte) []byte) *createostest.Injection {
+	return r.srv.Fail(createostest.Fault{When: scratchFile("PUT", prefix), Nth: nth, After: func() {
+		for _, p := range r.scratchFiles() {
+			if strings.HasPrefix(filepath.Base(p), prefix) {
+				b, err := os.ReadFile(p)
+				if err == nil {
+					_ = os.WriteFile(p, change(b), 0o600)
+				}
+			}
+		}
+	}})
+}
+
+// A list of names that is cut short or altered on its way deletes nothing, and fetches
+// nothing.
+func TestSyncVerifiesListsOfNames(t *testing.T) {
+	t.Parallel()
+	half := func(b []byte) []byte { return b[:len(b)/2] }
+	for name, c := range map[string]struct {
+		nth    int // part of the list
+		change func([]byte) []byte
+	}{
+		"short":             {1, half},
+		"empty":             {1, func([]byte) []byte { return nil }},
+		"another":           {1, func([]byte) []byte { return []byte("./precious/x\x00./keep\x00") }},
+		"altered":           {1, func(b []byte) []byte { return bytes.Replace(b, []byte("old"), []byte("kee"), 1) }},
+		"second is short":   {2, half},
+		"second is altered": {2, func(b []byte) []byte { return bytes.Replace(b, []byte("old"), []byte("kee"), 1) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newSyncRig(t, createostest.Options{})
+			long := strings.Repeat("n", 200)
+			for i := range 400 { // too many for one part
+				name := fmt.Sprintf("old%d%s", i, long)
+				r.write(r.remote("dst/"+name), "o")
+			}
+			r.write(r.local("src/keep"), "k")
+			r.write(r.remote("dst/keep"), "k")
+			r.write(r.remote("dst/precious/x"), "excluded")
+			want := snapshot(t, r.remote("dst"))
+			s := syncOf(createos.SyncMapping{Source: r.local("src"), Target: "dst", Delta: true, Delete: true, Exclude: []string{"precious"}})
+			s.MaxFile = 64 << 10
+			hit := r.damage("del.", c.nth, c.change)
+			res, err := r.driver.SyncIn(t.Context(), r.env, r.lease, s)
+			require.ErrorIs(t, err, createos.ErrSyncCorrupt)
+			require.Equal(t, 1, hit.Hits())
+			require.Zero(t, res.Operations[0].Deleted)
+			require.Equal(t, want, snapshot(t, r.remote("dst")))
+			r.srv.ClearFaults()
+			res, err = r.driver.SyncIn(t.Context(), r.env, r.lease, s)
+			require.NoError(t, err)
+			require.Equal(t, 400, res.Operations[0].Deleted)
+
+			hit = r.damage("names.", 1, half)
+			_, err = r.out(t.Context(), createos.SyncMapping{Source: "dst", Target: r.local("out")})
+			require.ErrorIs(t, err, createos.ErrSyncCorrupt)
+			require.Equal(t, 1, hit.Hits())
+			require.NoDirExists(t, r.local("out"))
+			r.srv.ClearFaults()
+			r.clean()
+		})
+	}
+}
