@@ -78,3 +78,38 @@ func TestSyncVerifiesListsOfNames(t *testing.T) {
 		})
 	}
 }
+
+// An attempt to upload that was cut off may arrive after the next one was compared. It
+// is not what is put in place.
+func TestSyncComparesWhatItPutsInPlace(t *testing.T) {
+	t.Parallel()
+	r := newSyncRig(t, createostest.Options{})
+	fill(t, r.local("f"), 100_000)
+	fill(t, r.local("large"), 150_000)
+	fill(t, r.local("src/large"), 150_000)
+	for _, m := range []createos.SyncMapping{
+		{Source: r.local("f"), Target: "f"}, {Source: r.local("large"), Target: "large"}, {Source: r.local("src"), Target: "dst"},
+	} {
+		s := syncOf(m)
+		s.MaxFile = 100_000
+		first := "" // the first part, which the next step compares
+		r.srv.Fail(createostest.Fault{When: scratchFile("PUT", "p."), Nth: 1, After: func() {
+			for _, p := range r.scratchFiles() {
+				if strings.HasPrefix(filepath.Base(p), "p.") {
+					first = p
+				}
+			}
+			r.srv.Fail(createostest.Fault{Route: "POST /v1/sandboxes/{id}/exec", Nth: 1, After: func() {
+				_ = os.WriteFile(first, []byte("late"), 0o600)
+			}})
+		}})
+		_, err := r.driver.SyncIn(t.Context(), r.env, r.lease, s)
+		require.NoError(t, err)
+		r.srv.ClearFaults()
+		require.NotEmpty(t, first)
+	}
+	require.Equal(t, r.content(r.local("f")), r.content(r.remote("f")))
+	require.Equal(t, r.content(r.local("large")), r.content(r.remote("large")))
+	require.Equal(t, r.content(r.local("src/large")), r.content(r.remote("dst/large")))
+	r.clean()
+}

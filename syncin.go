@@ -54,14 +54,13 @@ func (y *syncer) inFile(ctx context.Context, m *mapping, r *SyncOperationResult)
 	y.phase(m, SyncTransfer, 1, e.Size)
 	var bg background
 	n := y.number()
-	staged := fmt.Sprintf("p.%d.0", n)
 	err = errors.Join(y.sendFile(ctx, n, e, f, "", &bg), bg.wait())
 	if err != nil {
 		return err
 	}
 	y.phase(m, SyncCommit, 1, e.Size)
 	b := guestWord("./" + path.Base(m.remote))
-	body := guestDown(m.remote, false, true) + `x=$(near "$S/` + staged + `") && [ -n "$x" ] || exit 96
+	body := guestDown(m.remote, false, true) + `x=$(near "` + staged(n) + `") && [ -n "$x" ] || exit 96
 [ ! -L ` + b + ` ] || exit 90
 [ ! -d ` + b + ` ] || exit 93
 mv -f -T -- "$x" ` + b + ` || exit 96`
@@ -126,9 +125,15 @@ stat -c %a -- `+b+`; told `+b+` || exit 95`)
 	return err == nil && sum == s.hash.text(), err
 }
 
-// sendFile uploads a file, in as many parts as it takes, as the scratch file
-// "p.<number>.0". What then happens to it, in $F, is for place to say. The last
+// staged is the scratch file that sendFile makes.
+func staged(number int) string { return "$S/f." + strconv.Itoa(number) }
+
+// sendFile uploads a file, in as many parts as it takes, and makes the scratch file
+// "staged" of them. What then happens to it, in $F, is for place to say. The last
 // step runs on in bg.
+//
+// Each part leaves the name under which it was uploaded before it is compared, as in
+// claim: what an attempt that was cut off writes later is not in the file.
 func (y *syncer) sendFile(ctx context.Context, number int, e archive.Entry, f *hosttree.File, place string, bg *background) error {
 	limit := y.plan.maxFile
 	for i, off := 0, int64(0); i == 0 || off < e.Size; i++ {
@@ -143,9 +148,13 @@ func (y *syncer) sendFile(ctx context.Context, number int, e archive.Entry, f *h
 				return err
 			}
 		}
-		body := fmt.Sprintf("F=$S/p.%d.0 p=$S/%s\n[ \"$(mark \"$p\")\" = '%s' ] || exit 94\n", number, name, src.hash.text())
+		part := "$F"
 		if i > 0 {
-			body += `cat <"$p" >>"$F" && rm -f -- "$p" || exit 96` + "\n"
+			part = "$F.more"
+		}
+		body := fmt.Sprintf("F=%s\nmv -T -- \"$S/%s\" \"%s\" && [ \"$(mark \"%s\")\" = '%s' ] || exit 94\n", staged(number), name, part, part, src.hash.text())
+		if i > 0 {
+			body += `cat <"$F.more" >>"$F" && rm -f -- "$F.more" || exit 96` + "\n"
 		}
 		if off == e.Size {
 			body += fmt.Sprintf("[ \"$(stat -c %%s -- \"$F\")\" = %d ] || exit 94\nchmod %o -- \"$F\" && touch -d @%d -- \"$F\" || exit 96\n%s",
@@ -354,7 +363,7 @@ func (y *syncer) sendPack(ctx context.Context, u *unit, r *hosttree.Reader, into
 	}
 	y.timed(size, began)
 	y.meter.add(0, files)
-	return fmt.Sprintf("f=$S/%s\nverify \"$f\" %d %s || exit 94\nmkdir -p %s && %s && rm -f \"$f\" || exit 96\n",
+	return fmt.Sprintf("claim %s %d %s\nmkdir -p %s && %s && rm -f \"$f\" || exit 96\n",
 		u.name(), size, src.hash.text(), into, unpack), nil
 }
 
