@@ -72,6 +72,9 @@ func TestSyncRemovesWhatADeadHostLeft(t *testing.T) {
 	require.NoError(t, os.Chmod(filepath.Join(runtime, "sync-dead/run.1"), 0o500))
 	r.write(filepath.Join(runtime, "sync-alive/p.1"), "")
 	r.write(filepath.Join(runtime, "other/p.1"), "")
+	r.write(r.remote("data"), "the user's")
+	require.NoError(t, os.Chmod(r.remote("data"), 0o444))
+	require.NoError(t, os.Link(r.remote("data"), filepath.Join(runtime, "sync-dead/b.1")))
 	long, lately := time.Now().Add(-25*time.Hour), time.Now().Add(-23*time.Hour)
 	for name, at := range map[string]time.Time{"sync-dead": long, "sync-alive": lately, "other": long} {
 		require.NoError(t, os.Chtimes(filepath.Join(runtime, name), at, at))
@@ -82,6 +85,9 @@ func TestSyncRemovesWhatADeadHostLeft(t *testing.T) {
 	require.NoDirExists(t, filepath.Join(runtime, "sync-dead"))
 	require.FileExists(t, filepath.Join(runtime, "sync-alive/p.1"))
 	require.FileExists(t, filepath.Join(runtime, "other/p.1"))
+	info, err := os.Stat(r.remote("data"))
+	require.NoError(t, err)
+	require.Equal(t, os.FileMode(0o444), info.Mode(), "a file that SyncOut was about to fetch")
 }
 
 // mount makes a directory of the workspace a small disk of its own.

@@ -49,6 +49,13 @@ var guestErrors = map[int]error{
 // look and step is noticed as well. What follows works on names in the directory
 // where the shell then is, which nobody can exchange under it.
 //
+// scrap removes a tree. Of what does not let itself be removed it opens the directories,
+// and nothing else: a file of it may have other names, which are none of our business.
+//
+// drop removes a scratch directory. That loses its name first, at once and as a whole:
+// a step that was cut off, and still runs, must not find a tree half removed and put
+// that in place. It finds none, and fails.
+//
 // claim makes $f an uploaded file of that length and digest, or ends the step. It
 // gives it another name first, which no upload has: an attempt that was cut off, and
 // arrives after the comparison, must not change what was compared.
@@ -64,6 +71,8 @@ sum() { if [ "$1" -gt 4194304 ] && command -v openssl >/dev/null; then openssl d
 told() { n=$(stat -c %s -- "$1") && h=$(sum "$n" <"$1") && printf '%s %s\n' "$n" "${h%% *}"; }
 mark() { cksum <"$1"; }
 verify() { n=$(stat -c %s -- "$1") && [ "$n" = "$2" ] && h=$(sum "$n" <"$1") && [ "${h%% *}" = "$3" ]; }
+scrap() { rm -rf -- "$1" || { find "$1" -type d ! -perm -700 -exec chmod u+rwx -- {} \; ; rm -rf -- "$1"; } } 2>/dev/null
+drop() { scrap "$1.gone"; mv -T -- "$1" "$1.gone"; scrap "$1.gone" && [ ! -e "$1" ]; } 2>/dev/null
 claim() { f=$S/own.$1; mv -T -- "$S/$1" "$f" && verify "$f" "$2" "$3" || exit 94; }
 down() {
 	make=$1; shift
@@ -80,7 +89,7 @@ down() {
 }
 near() { # a name in this directory for what is in the scratch directory: renamed in one, it must be on this file system
 	if [ "$(stat -c %d -- "$1")" = "$(stat -c %d .)" ]; then printf %s "$1"; else
-		rm -rf "./.createos-new.$I"; cp -a -- "$1" "./.createos-new.$I" && printf %s "./.createos-new.$I"; fi
+		scrap "./.createos-new.$I"; cp -a -- "$1" "./.createos-new.$I" && printf %s "./.createos-new.$I"; fi
 }
 `
 
@@ -92,7 +101,7 @@ const guestStep = `
 [ -d "$S" ] || exit 97
 T=$S/run.$N c=97
 if mkdir "$T" 2>/dev/null; then
-	(shut() { :; }; trap '[ ! -e "$P/.createos-new.$I" ] || rm -rf -- "$P/.createos-new.$I"; shut' EXIT; body) >"$T/out" 2>/dev/null </dev/null
+	(shut() { :; }; trap '[ ! -e "$P/.createos-new.$I" ] || scrap "$P/.createos-new.$I"; shut' EXIT; body) >"$T/out" 2>/dev/null </dev/null
 	echo $? >"$T/rc" || exit 96
 else
 	[ -d "$T" ] || [ ! -d "$S" ] || exit 96
@@ -117,7 +126,6 @@ const guestLate = "sleep 0.3\n"
 // guestCleanup waits for a step that still runs, though not for long, and removes
 // the scratch directory.
 const guestCleanup = `
-[ -d "$S" ] || exit 0
 i=0
 while [ $((i += 1)) -lt 50 ]; do
 	busy=
@@ -125,15 +133,14 @@ while [ $((i += 1)) -lt 50 ]; do
 	[ -n "$busy" ] || break
 	sleep 0.2
 done
-rm -rf -- "$S" 2>/dev/null || { chmod -R u+rwx -- "$S"; rm -rf -- "$S"; } 2>/dev/null
-[ ! -e "$S" ] || exit 96
+drop "$S" || exit 96
 `
 
 // guestStale removes the scratch directories of hosts that died in the middle:
 // those in which nothing was made for a day. A sync that lives makes something
 // there with each step and each piece that it sends, and gives up after
 // minutes without.
-const guestStale = `find "$D" -mindepth 1 -maxdepth 1 -type d -name 'sync-*' -mmin +1440 -exec chmod -R u+rwx -- {} + -exec rm -rf -- {} + 2>/dev/null
+const guestStale = `find "$D" -mindepth 1 -maxdepth 1 -type d -name 'sync-*' -mmin +1440 -print0 2>/dev/null | while IFS= read -r -d '' s; do scrap "$s"; done
 `
 
 // guestStrong is mark with a SHA-256.
@@ -199,7 +206,7 @@ func (y *syncer) begin(ctx context.Context) (found []string, err error) {
 	}
 	left := y.d.leftovers(y.l.scope)
 	for _, id := range left {
-		w.WriteString(`rm -rf -- "$D/sync-` + id + "\"\n")
+		w.WriteString(`drop "$D/sync-` + id + "\"\n")
 	}
 	w.WriteString(guestStale)
 	w.WriteString(`mkdir "$S" 2>/dev/null || [ -d "$S" ] || exit 96` + "\n")

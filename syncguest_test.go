@@ -76,3 +76,53 @@ func TestGuestDeletesOnlyWhatIsBelow(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, left)
 }
+
+// A commit that was given up may still run when the scratch directory is removed. When
+// the removal is half way it finds nothing that it could put in place.
+func TestGuestRemovesNothingUnderACommit(t *testing.T) {
+	t.Parallel()
+	for name, remove := range map[string]string{
+		"at the end":          guestCleanup,
+		"by the next sync":    `drop "$D/sync-1"`,
+		"after one that died": `mkdir "$S.gone"; echo half >"$S.gone/f"; drop "$S"`,
+	} {
+		g := newGuest(t)
+		for _, f := range []string{"tree.1/a", "tree.1/b"} {
+			g.write(runtimeDir+"/sync-1/"+f, "new")
+		}
+		// The last step of a commit, when the first file has been removed.
+		_, code := g.run(`rm() {
+	for last; do :; done
+	[ ! -e "$last/tree.1/a" ] || { command rm "$last/tree.1/a"; mv -T -- "$S/tree.1" "$R/dst"; }
+	command rm "$@"
+}
+` + remove)
+		require.Zero(t, code, name)
+		require.NoDirExists(t, filepath.Join(g.workspace, "dst"), name)
+		left, err := os.ReadDir(filepath.Dir(g.scratch))
+		require.NoError(t, err)
+		require.Empty(t, left, name)
+	}
+}
+
+// Directories that do not let themselves be emptied are opened. Files keep their modes:
+// they may have another name elsewhere.
+func TestGuestOpensNothingButDirectories(t *testing.T) {
+	t.Parallel()
+	g := newGuest(t)
+	g.write("own", "x")
+	own := filepath.Join(g.workspace, "own")
+	require.NoError(t, os.MkdirAll(filepath.Join(g.scratch, "a/b"), 0o755))
+	require.NoError(t, os.Link(own, filepath.Join(g.scratch, "a/b/own")))
+	require.NoError(t, os.Chmod(own, 0o444))
+	for _, dir := range []string{"a/b", "a"} {
+		require.NoError(t, os.Chmod(filepath.Join(g.scratch, dir), 0))
+	}
+	// As if permissions bound this user, whoever it is.
+	_, code := g.run(`rm() { [ -z "$(find "$D" -type d ! -perm -700)" ] && command rm "$@"; }` + "\n" + guestCleanup)
+	require.Zero(t, code)
+	require.NoDirExists(t, g.scratch)
+	info, err := os.Stat(own)
+	require.NoError(t, err)
+	require.Equal(t, os.FileMode(0o444), info.Mode())
+}

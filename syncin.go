@@ -433,7 +433,7 @@ func (y *syncer) putNames(ctx context.Context, prefix string, list manifest.Entr
 func replaceBody(remote string, mode fs.FileMode) string {
 	return "b=" + guestWord("./"+path.Base(remote)) + " o=" + guestWord("./"+asideName(remote)) + fmt.Sprintf(` m=%o
 if [ ! -e "$b" ] && [ ! -L "$b" ] && [ -d "$o" ]; then mv -T -- "$o" "$b" || exit 96; fi
-rm -rf -- "$o" || exit 96
+scrap "$o" || exit 96
 [ ! -L "$b" ] || exit 90
 x=$(near "$T") && [ -n "$x" ] || exit 96
 if [ -e "$b" ]; then
@@ -441,7 +441,7 @@ if [ -e "$b" ]; then
 	mv -T -- "$b" "$o" || exit 96
 	mv -T -- "$x" "$b" || { mv -T -- "$o" "$b"; exit 96; }
 	chmod "$m" -- "$b"
-	rm -rf -- "$o" || { chmod -R u+rwx -- "$o" && rm -rf -- "$o"; }
+	scrap "$o"
 else
 	mv -T -- "$x" "$b" && chmod "$m" -- "$b" || exit 96
 fi
