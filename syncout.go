@@ -101,13 +101,18 @@ func (p *pending) mark() (string, error) {
 
 // pinBody gives a file of the workspace a second name in the scratch directory:
 // what is fetched is then the file that was checked, wherever its path leads
-// later. Its digest is made while it is fetched.
+// later. Its digest is made while it is fetched. Not every ln knows -P; without it a
+// link could be followed, or be what gets the name, so that is looked at again. Where
+// there are no hard links, as between two disks, a copy has to do, with mode and time
+// of the file, if the file stays as it is meanwhile.
 func pinBody(number int, remote string) string {
 	return guestDown(remote, false, false) + `b=` + guestWord("./"+path.Base(remote)) + ` f=` + pinned(number) + `
 [ ! -L "$b" ] || exit 90
 [ -e "$b" ] || exit 92
 [ -f "$b" ] || exit 93
-ln -P -- "$b" "$f" || cp -- "$b" "$f" || exit 95
+ln -P -- "$b" "$f" || { [ ! -L "$b" ] && ln -- "$b" "$f"; } || {
+	seen=$(stat -c '%s %y' -- "$b") && cp -pP -- "$b" "$f" && [ "$(stat -c '%s %y' -- "$b")" = "$seen" ]
+} || exit 95
 [ -f "$f" ] && [ ! -L "$f" ] || exit 90
 ` + statPin(number)
 }
