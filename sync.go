@@ -244,9 +244,12 @@ type SyncSkip struct {
 // unpacked in the sandbox. A file above Sync.MaxFile goes in parts, which are
 // joined there.
 //
-// A directory that is replaced is renamed to ".createos-old." and its name, and
-// removed when the new one is in its place. If the sandbox ends that in between the
-// next SyncIn to that target puts it back before anything else.
+// A directory that is replaced is renamed to ".createos-old." and its name. If the
+// sandbox ends the sync before the new one is in its place, the next SyncIn to that
+// target puts it back before anything else. Once it is, the old one is renamed to
+// ".createos-gone.", its name and an ending, and removed. If that fails, because
+// somebody still writes there, say, it is a warning, and each SyncIn that replaces that
+// target tries it again.
 //
 // Failure of an operation ends the sync: the error is a [*SyncError] that names
 // it, and those after it are not begun. What an earlier mapping or operation has
@@ -299,10 +302,12 @@ func (d *Driver) SyncIn(ctx context.Context, env Environment, lease *Lease, s Sy
 // The fresh directory is called ".createos-new." and the name of the target, and is
 // in the target when that is merged into: what has that name in the source is then
 // skipped. A directory that is replaced is moved to ".createos-old." and its name,
-// put back if the new one cannot be renamed in, and removed at the end. If this
-// process is killed in between, the old directory is found under that name, and
-// the next SyncOut to the same target puts it back before it begins. Syncs of one
-// process to the same local target are done one after the other.
+// put back if the new one cannot be renamed in, and otherwise removed at the end, as
+// ".createos-gone.", its name and a number. If this process is killed in between, the
+// old directory is found under the first name, and the next SyncOut to the same target
+// puts it back before it begins, or removes it if the new one is in its place. A
+// removal that fails is a warning, and tried again by each SyncOut to that target.
+// Syncs of one process to the same local target are done one after the other.
 //
 // Before you destroy a lease whose files you want, look at the error: a sync
 // that was cancelled or failed has delivered nothing that its result does not

@@ -3,10 +3,12 @@
 package createos_test
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 
@@ -135,4 +137,59 @@ func TestSyncSaysThatTheDiskIsFull(t *testing.T) {
 	_, err := r.in(t.Context(), createos.SyncMapping{Source: r.local("src"), Target: "dst"})
 	require.ErrorIs(t, err, createos.ErrSyncWrite)
 	r.clean()
+}
+
+// Somebody's disk is mounted in the directory that is replaced, so that it cannot be
+// removed. The new one is in its place all the same, and so is the next.
+func TestSyncReplacesWhatCannotBeRemoved(t *testing.T) {
+	t.Parallel()
+	r := newSyncRig(t, createostest.Options{})
+	for name, c := range map[string]struct {
+		sync   func(context.Context, ...createos.SyncMapping) (*createos.SyncResult, error)
+		side   func(string) string
+		source string
+	}{"in": {r.in, r.remote, r.local("src")}, "out": {r.out, r.local, "src"}} {
+		t.Run(name, func(t *testing.T) {
+			r.write(r.local("src/new"), "new")
+			r.write(r.remote("src/new"), "new")
+			r.write(c.side("dst/disk/x"), "x")
+			disk := c.side("dst/disk")
+			if err := exec.Command("mount", "-t", "tmpfs", "tmpfs", disk).Run(); err != nil {
+				t.Skip("cannot mount anything here: ", err)
+			}
+			unmount := sync.OnceFunc(func() {
+				where, err := filepath.Glob(c.side(".createos-*/disk"))
+				require.NoError(t, err)
+				require.Len(t, where, 1)
+				require.NoError(t, exec.Command("umount", "-l", where[0]).Run())
+			})
+			defer unmount()
+			target := "dst"
+			if name == "out" {
+				target = r.local("dst")
+			}
+			m := createos.SyncMapping{Source: c.source, Target: target}
+			for range 3 {
+				res, err := c.sync(t.Context(), m)
+				require.NoError(t, err)
+				require.Len(t, res.Warnings, 1)
+				require.NotContains(t, res.Warnings[0].Error(), c.side(""))
+				require.Equal(t, 1, res.Operations[0].Files)
+				require.Equal(t, "new", r.content(c.side("dst/new")))
+				require.NoDirExists(t, c.side("dst/disk"))
+			}
+			// It is nothing that is to be put back.
+			require.NoError(t, os.RemoveAll(c.side("dst")))
+			m.Merge = true
+			_, err := c.sync(t.Context(), m)
+			require.NoError(t, err)
+			require.NoDirExists(t, c.side("dst/disk"))
+			unmount()
+			m.Merge = false
+			res, err := c.sync(t.Context(), m)
+			require.NoError(t, err)
+			require.Empty(t, res.Warnings)
+			r.clean()
+		})
+	}
 }

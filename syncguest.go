@@ -189,6 +189,11 @@ func asideName(remote string) string {
 	return hosttree.OldPrefix + hosttree.ShortName(path.Base(remote))
 }
 
+// goneName begins the names of directories that were replaced.
+func goneName(remote string) string {
+	return hosttree.GonePrefix + hosttree.ShortName(path.Base(remote)) + "."
+}
+
 // begin makes the scratch directory, removes what earlier syncs could not, and
 // looks at the remote side of all mappings. For SyncIn it puts back what was moved
 // aside, and nobody else may be putting anything in place. What it returns is

@@ -1,6 +1,7 @@
 package createos
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -125,4 +126,29 @@ func TestGuestOpensNothingButDirectories(t *testing.T) {
 	info, err := os.Stat(own)
 	require.NoError(t, err)
 	require.Equal(t, os.FileMode(0o444), info.Mode())
+}
+
+// The new directory is in its place although what it replaced cannot be removed, as
+// often as it takes; later all of that is removed.
+func TestGuestReplacesWhatCannotBeRemoved(t *testing.T) {
+	t.Parallel()
+	g := newGuest(t)
+	g.write("dst/stuck", "old")
+	g.write(asideName("dst")+"/stuck", "older, of a step that was killed")
+	replace := func(n int, rm string) string {
+		g.write(fmt.Sprintf("%s/sync-1/tree.%d/new", runtimeDir, n), fmt.Sprint(n))
+		out, code := g.run(fmt.Sprintf("%s\nN=%d T=$S/tree.%d\n", rm, n, n) + replaceBody("dst", 0o755))
+		require.Zero(t, code)
+		b, err := os.ReadFile(filepath.Join(g.workspace, "dst/new"))
+		require.NoError(t, err)
+		require.Equal(t, fmt.Sprint(n), string(b))
+		return out
+	}
+	for n := 1; n <= 2; n++ {
+		require.NotEmpty(t, replace(n, `rm() { for last; do :; done; [ ! -e "$last/stuck" ] && command rm "$@"; }`))
+	}
+	require.Empty(t, replace(3, ""))
+	left, err := filepath.Glob(filepath.Join(g.workspace, ".createos-*"))
+	require.NoError(t, err)
+	require.Empty(t, left)
 }

@@ -260,6 +260,12 @@ func (y *syncer) sendTree(ctx context.Context, m *mapping, root *os.Root, mode f
 	if err != nil {
 		return 0, err
 	}
+	if !m.Merge {
+		if out != "" {
+			y.warn(&syncCause{kind: ErrSyncWrite, text: "a directory that was replaced could not be removed"})
+		}
+		return 0, nil
+	}
 	for _, n := range strings.Fields(out) { // of each guestDelete
 		gone, err := strconv.Atoi(n)
 		if err != nil || gone < 0 || gone > diff.removals() {
@@ -428,12 +434,23 @@ func (y *syncer) putNames(ctx context.Context, prefix string, list manifest.Entr
 	return fmt.Sprintf("claim %s %d %s\n", file, text.Size(), h.text()), nil
 }
 
+// guestLeft is what replaceBody prints if it could not remove everything.
+const guestLeft = "left"
+
 // replaceBody puts $T in the place of a directory, from the directory above. What
 // was moved aside by a step that was killed in between is put back before.
+//
+// What was replaced gets another name before it is removed. The removal may fail,
+// because somebody writes there still, or a disk is mounted there. Then the new directory
+// is in its place all the same, and what is left neither stands in the way of the next
+// sync nor looks like something that is to be put back. Each sync to the target tries
+// the removal again.
 func replaceBody(remote string, mode fs.FileMode) string {
-	return "b=" + guestWord("./"+path.Base(remote)) + " o=" + guestWord("./"+asideName(remote)) + fmt.Sprintf(` m=%o
+	return "b=" + guestWord("./"+path.Base(remote)) + " o=" + guestWord("./"+asideName(remote)) + " g=" + guestWord("./"+goneName(remote)) + fmt.Sprintf(` m=%o
 if [ ! -e "$b" ] && [ ! -L "$b" ] && [ -d "$o" ]; then mv -T -- "$o" "$b" || exit 96; fi
-scrap "$o" || exit 96
+[ ! -e "$o" ] && [ ! -L "$o" ] || mv -T -- "$o" "$g$I.$N.0" || exit 96
+sweep() { for e in "$g"*; do scrap "$e" || echo %[2]s; done; }
+sweep >/dev/null
 [ ! -L "$b" ] || exit 90
 x=$(near "$T") && [ -n "$x" ] || exit 96
 if [ -e "$b" ]; then
@@ -441,11 +458,12 @@ if [ -e "$b" ]; then
 	mv -T -- "$b" "$o" || exit 96
 	mv -T -- "$x" "$b" || { mv -T -- "$o" "$b"; exit 96; }
 	chmod "$m" -- "$b"
-	scrap "$o"
+	mv -T -- "$o" "$g$I.$N" || echo %[2]s
 else
 	mv -T -- "$x" "$b" && chmod "$m" -- "$b" || exit 96
 fi
-`, mode)
+sweep
+`, mode, guestLeft)
 }
 
 // guestInto goes to a directory that is merged into, $Q. If it was not there $fresh

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"strconv"
 	"strings"
 
 	"github.com/createos-lease/createos/internal/archive"
@@ -16,6 +17,8 @@ import (
 const (
 	NewPrefix = ".createos-new."
 	OldPrefix = ".createos-old."
+	// GonePrefix is that of what was replaced, until it is removed.
+	GonePrefix = ".createos-gone."
 	// longBase is the longest name that fits behind a prefix.
 	longBase = 200
 )
@@ -27,6 +30,8 @@ type Target struct {
 	parent   *os.Root
 	base     string
 	new, old string // beside base, in parent
+	gone     string // begins the names of what is to be removed there
+	left     error  // why something of that could not be
 	merge    *os.Root
 	dirs     dirs // of merge
 	made     bool // the directory that is merged into was not there, and is not filled yet
@@ -37,7 +42,7 @@ type Target struct {
 
 // OpenTarget opens the parent of a path, which must exist, and ends what an
 // earlier process that was killed left undone there: a directory that was moved
-// aside is put back if nothing is in its place, and removed otherwise.
+// aside is put back if nothing is in its place, and removed otherwise, if it can be.
 func OpenTarget(name string) (*Target, error) {
 	parent, base, err := openParent(name)
 	if err != nil {
@@ -48,7 +53,7 @@ func OpenTarget(name string) (*Target, error) {
 		return nil, ErrNotFile
 	}
 	short := ShortName(base)
-	t := &Target{parent: parent, base: base, new: NewPrefix + short, old: OldPrefix + short}
+	t := &Target{parent: parent, base: base, new: NewPrefix + short, old: OldPrefix + short, gone: GonePrefix + short + "."}
 	if err := t.restore(); err != nil {
 		t.Close()
 		return nil, err
@@ -69,6 +74,7 @@ func (t *Target) restore() error {
 	if err := removeAll(t.parent, t.new); err != nil {
 		return err
 	}
+	t.left = t.sweep()
 	_, err := t.parent.Lstat(t.old)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -79,7 +85,38 @@ func (t *Target) restore() error {
 	if _, err := t.parent.Lstat(t.base); errors.Is(err, fs.ErrNotExist) {
 		return t.parent.Rename(t.old, t.base)
 	}
+	t.left = errors.Join(t.left, t.retire())
+	return nil
+}
+
+// maxGone is how many directories that could not be removed may be beside a target.
+const maxGone = 1000
+
+// retire removes what was replaced, under another name: if that fails, what is left
+// neither stands in the way of the next one nor looks like something that is to be put
+// back.
+func (t *Target) retire() error {
+	for i := range maxGone {
+		name := t.gone + strconv.Itoa(i)
+		if _, err := t.parent.Lstat(name); errors.Is(err, fs.ErrNotExist) {
+			return errors.Join(t.parent.Rename(t.old, name), removeAll(t.parent, name))
+		}
+	}
 	return removeAll(t.parent, t.old)
+}
+
+// sweep removes what could not be removed before.
+func (t *Target) sweep() (failed error) {
+	err := eachName(t.parent, func(base string) error {
+		if strings.HasPrefix(base, t.gone) {
+			failed = errors.Join(failed, removeAll(t.parent, base))
+		}
+		return nil
+	})
+	if errors.Is(err, fs.ErrPermission) {
+		err = nil // the names in it are not ours to see
+	}
+	return errors.Join(failed, err)
 }
 
 // Close lets go of the target. What was staged and not put in its place must
@@ -191,15 +228,15 @@ func (t *Target) PutFile() error { return t.parent.Rename(t.new, t.base) }
 func (t *Target) StagedName() (*os.Root, string) { return t.parent, t.new }
 
 // Swap puts the staged directory in the place of the old one. If that fails the
-// old one is put back. leftover says why the old one, if it was replaced, could
-// not be removed.
+// old one is put back. leftover says why the old one, if it was replaced, or one before
+// it, could not be removed.
 func (t *Target) Swap(mode fs.FileMode) (leftover, err error) {
 	if err := t.parent.Chmod(t.new, mode.Perm()); err != nil {
 		return nil, err
 	}
 	err = t.parent.Rename(t.base, t.old)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, t.parent.Rename(t.new, t.base)
+		return t.left, t.parent.Rename(t.new, t.base)
 	}
 	if err != nil {
 		return nil, err
@@ -207,7 +244,7 @@ func (t *Target) Swap(mode fs.FileMode) (leftover, err error) {
 	if err := t.parent.Rename(t.new, t.base); err != nil {
 		return nil, errors.Join(err, t.parent.Rename(t.old, t.base))
 	}
-	return removeAll(t.parent, t.old), nil
+	return errors.Join(t.left, t.retire()), nil
 }
 
 // removeAll removes a tree also if directories in it do not allow that.
