@@ -152,7 +152,8 @@ type SyncMapping struct {
 	Delta bool
 	// Delete removes from a target directory that is merged into what is not
 	// in the source, of any kind. A directory in which something excluded is
-	// left stays.
+	// left stays. So does what has the name of something that was skipped in
+	// the source, with all that is below it.
 	Delete bool
 }
 

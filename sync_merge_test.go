@@ -3,8 +3,10 @@
 package createos_test
 
 import (
+	"context"
 	"fmt"
 	"os"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -114,4 +116,39 @@ func TestSyncOutLeavesNothingWhenAMergeIsRefused(t *testing.T) {
 	_, err = r.out(t.Context(), createos.SyncMapping{Source: "src", Target: r.local("out"), Merge: true})
 	require.Error(t, err)
 	require.DirExists(t, r.local("out"), "it was there before")
+}
+
+// What was skipped in the source is there, so Delete leaves what the target has under
+// that name.
+func TestSyncDeleteKeepsWhatWasSkipped(t *testing.T) {
+	t.Parallel()
+	r := newSyncRig(t, createostest.Options{})
+	for name, c := range map[string]struct {
+		sync     func(context.Context, ...createos.SyncMapping) (*createos.SyncResult, error)
+		from, to func(string) string
+	}{"in": {r.in, r.local, r.remote}, "out": {r.out, r.remote, r.local}} {
+		t.Run(name, func(t *testing.T) {
+			r.write(c.from("from/d/a"), "a")
+			require.NoError(t, os.Symlink("/usr/bin/env", c.from("from/d/env")))
+			require.NoError(t, os.Symlink("/usr/lib", c.from("from/lib")))
+			require.NoError(t, syscall.Mkfifo(c.from("from/pipe"), 0o600))
+			require.NoError(t, os.MkdirAll(c.to("to/d"), 0o755))
+			require.NoError(t, os.Symlink("/usr/bin/env", c.to("to/d/env")))
+			for _, f := range []string{"lib/deep/x", "lib/y", "lib-y", "lib.z/x", "pipe", "d/env2", "pip", "pipe2"} {
+				r.write(c.to("to/"+f), "mine")
+			}
+			m := createos.SyncMapping{Source: c.from("from"), Target: c.to("to"), Delta: true, Delete: true}
+			for range 2 {
+				res, err := c.sync(t.Context(), m)
+				require.NoError(t, err)
+				require.Equal(t, 3, res.Operations[0].SkippedTotal)
+			}
+			var left []string
+			for f := range snapshot(t, c.to("to")) {
+				left = append(left, f)
+			}
+			require.ElementsMatch(t, []string{"d", "d/a", "d/env", "lib", "lib/deep", "lib/deep/x", "lib/y", "pipe"}, left)
+			r.clean()
+		})
+	}
 }

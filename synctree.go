@@ -17,6 +17,7 @@ type tree struct {
 	// entries have distinct names, and what lies above one is a directory among
 	// them.
 	entries manifest.List
+	skipped manifest.List // what a source has besides, and does not travel
 	skips   skips
 	mode    fs.FileMode // of the top
 	absent  bool        // there is no such directory
@@ -26,6 +27,7 @@ type tree struct {
 func (t *tree) close() {
 	if t != nil {
 		t.entries.Close()
+		t.skipped.Close()
 	}
 }
 
@@ -88,6 +90,9 @@ func (t *tree) fill(listed manifest.Entries, limits manifest.Limits, source bool
 		case err != nil:
 		case e.Skip != "":
 			t.skips.add(e.Name, e.Skip)
+			if source {
+				err = t.skipped.Add(e)
+			}
 		default:
 			if err = tally.Count(e); err == nil {
 				err = t.entries.Add(e)
@@ -97,7 +102,33 @@ func (t *tree) fill(listed manifest.Entries, limits manifest.Limits, source bool
 			return err
 		}
 	}
+	if err := t.skipped.Sort(); err != nil {
+		return err
+	}
 	return t.entries.Sort()
+}
+
+// without goes through sorted entries, without those of the names of others and what
+// lies below them.
+func without(entries, others manifest.Entries) manifest.Entries {
+	return func(yield func(archive.Entry, error) bool) {
+		at := ""
+		for p, err := range manifest.Pairs(entries, others) {
+			if err != nil {
+				yield(archive.Entry{}, err)
+				return
+			}
+			if p.B != nil {
+				at = p.B.Name
+			}
+			if p.A == nil || p.B != nil || at != "" && manifest.Below(p.A.Name, at) {
+				continue
+			}
+			if !yield(*p.A, nil) {
+				return
+			}
+		}
+	}
 }
 
 // connected goes through a sorted list, without what is below a directory that is
@@ -195,7 +226,8 @@ func (d *difference) close() {
 }
 
 // difference compares the source with the target, as far as the mapping asks for it.
-// It is never nil, and must be closed.
+// What was skipped in the source is there, so what the target has in its place is not
+// to be removed. It is never nil, and must be closed.
 func (m *mapping) difference(from, to *tree) (*difference, error) {
 	d := &difference{put: &from.entries}
 	if !m.Delta && !m.Delete {
@@ -205,7 +237,7 @@ func (m *mapping) difference(from, to *tree) (*difference, error) {
 		d.put = &d.own
 	}
 	way := "" // a directory that stands in the way, with all that is below it
-	for p, err := range manifest.Pairs(from.entries.All(), to.entries.All()) {
+	for p, err := range manifest.Pairs(from.entries.All(), without(to.entries.All(), from.skipped.All())) {
 		if err != nil {
 			return d, err
 		}
