@@ -113,3 +113,41 @@ func TestSyncComparesWhatItPutsInPlace(t *testing.T) {
 	require.Equal(t, r.content(r.local("src/large")), r.content(r.remote("dst/large")))
 	r.clean()
 }
+
+// What is damaged on the way out does not look like what a sandbox of the enemy would
+// send, and is fetched again.
+func TestSyncOutFetchesAgainWhatWasDamaged(t *testing.T) {
+	t.Parallel()
+	r := newSyncRig(t, createostest.Options{})
+	for i := range 20 {
+		r.write(r.remote(fmt.Sprintf("src/%d", i)), strings.Repeat("compressible ", 100))
+	}
+	damage := func(s int, b []byte) (int, []byte) {
+		b = bytes.Clone(b)
+		for i := range b {
+			b[i] ^= 0x55
+		}
+		return s, b
+	}
+	for _, prefix := range []string{"list.", "sums.", "p."} {
+		for _, compression := range []createos.SyncCompression{createos.SyncCompressNever, createos.SyncCompressAlways} {
+			s := syncOf(createos.SyncMapping{Source: "src", Target: r.local("out"), Delta: true})
+			s.Compression = compression
+			require.NoError(t, os.RemoveAll(r.local("out")))
+			hit := r.srv.Fail(createostest.Fault{When: scratchFile("GET", prefix), Nth: 1, Reply: damage})
+			_, err := r.driver.SyncOut(t.Context(), r.env, r.lease, s)
+			require.NoError(t, err, prefix)
+			require.Equal(t, 1, hit.Hits(), prefix)
+			require.Equal(t, snapshot(t, r.remote("src")), snapshot(t, r.local("out")))
+			r.srv.ClearFaults()
+
+			require.NoError(t, os.RemoveAll(r.local("out")))
+			r.srv.Fail(createostest.Fault{When: scratchFile("GET", prefix), Reply: damage})
+			_, err = r.driver.SyncOut(t.Context(), r.env, r.lease, s)
+			require.ErrorIs(t, err, createos.ErrSyncCorrupt, prefix)
+			require.NotErrorIs(t, err, createos.ErrSyncRefused, prefix)
+			r.srv.ClearFaults()
+		}
+	}
+	r.clean()
+}

@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"github.com/createos-lease/createos/internal/archive"
 	"github.com/createos-lease/createos/internal/cksum"
@@ -194,7 +195,9 @@ func toldFile(name, out string) (remoteFile, error) {
 
 // fetch downloads a scratch file into sink, which must take what it read back
 // when it is called again. Nothing that sink got counts until fetch has
-// returned nil: then length and digest are right.
+// returned nil: then length and digest are right. So they are if the error is that of
+// sink about the content: what was damaged on the way is fetched again, and blamed on
+// nobody.
 func (y *syncer) fetch(ctx context.Context, f remoteFile, sink func(io.Reader) error) error {
 	for try := 1; ; try++ {
 		err := y.fetchOnce(ctx, f, sink)
@@ -224,17 +227,20 @@ func (y *syncer) fetchOnce(ctx context.Context, f remoteFile, sink func(io.Reade
 	f.hash.Reset()
 	h := newSideHash(f.hash)
 	r := &checkedReader{from: body, hash: h, left: f.size}
-	err = sink(r)
-	if err == nil {
+	refusal := sink(r)
+	ours := ofThisMachine(refusal)
+	if !ours { // or the digest says nothing
 		_, err = io.Copy(io.Discard, r)
 	}
 	got := h.sum()
-	if cerr := body.Close(); err == nil && cerr != nil && r.err == nil {
+	if cerr := body.Close(); err == nil && r.err == nil {
 		err = cerr
 	}
 	switch {
 	case r.err != nil:
 		return r.err // whatever the sink made of it
+	case ours:
+		return refusal
 	case err != nil:
 		return err
 	}
@@ -243,10 +249,14 @@ func (y *syncer) fetchOnce(ctx context.Context, f remoteFile, sink func(io.Reade
 		return err
 	}
 	if got != want {
-		return ErrSyncCorrupt
+		return ErrSyncCorrupt // that is why, if the sink refused it
 	}
-	return nil
+	return refusal
 }
+
+// ofThisMachine says whether an error is about where content goes to, and not about
+// what it is.
+func ofThisMachine(err error) bool { return errors.As(err, new(syscall.Errno)) }
 
 func (y *syncer) openRemote(ctx context.Context, name string) (body io.ReadCloser, length int64, err error) {
 	err = y.awake(ctx, func() error {
