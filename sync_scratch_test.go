@@ -193,3 +193,37 @@ func TestSyncReplacesWhatCannotBeRemoved(t *testing.T) {
 		})
 	}
 }
+
+// A request that was cut off arrives when the sync is long over, which has succeeded with
+// another attempt. What it makes is removed by the next one.
+func TestSyncRemovesWhatArrivesLate(t *testing.T) {
+	t.Parallel()
+	r := newSyncRig(t, createostest.Options{})
+	r.write(r.local("f"), "f")
+	m := createos.SyncMapping{Source: r.local("f"), Target: "f"}
+	for name, f := range map[string]createostest.Fault{
+		"an upload": {When: scratchFile("PUT", "p."), Nth: 1, Refuse: true},
+		"the first": {Route: "POST /v1/sandboxes/{id}/exec", Nth: 1, Refuse: true},
+		"its reply": {Route: "POST /v1/sandboxes/{id}/exec", Nth: 1, DropReply: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r.srv.ForgetRequests()
+			hit := r.srv.Fail(f)
+			res, err := r.in(t.Context(), m)
+			require.NoError(t, err)
+			require.Empty(t, res.Warnings)
+			require.Equal(t, 1, hit.Hits())
+			r.srv.ClearFaults()
+			r.clean()
+			for _, q := range r.srv.Requests() {
+				if scratchFile("PUT", "p.")(q) {
+					r.write(q.Query.Get("path"), "late")
+				}
+			}
+			require.NotEmpty(t, r.scratchFiles())
+			_, err = r.in(t.Context(), m)
+			require.NoError(t, err)
+			r.clean()
+		})
+	}
+}

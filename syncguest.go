@@ -241,7 +241,7 @@ func (y *syncer) begin(ctx context.Context) (found []string, err error) {
 	if err := send(); err != nil {
 		return nil, err
 	}
-	y.doubt = false
+	y.doubt = y.lost.Load()
 	y.d.forgetLeftovers(y.l.scope, left)
 	return found, nil
 }
@@ -281,6 +281,9 @@ func (y *syncer) script(ctx context.Context, body string) (string, error) {
 		got, err := y.client.execWithin(ctx, y.l.scope.id, execShell, []string{"-c", text}, max(time.Until(over), time.Second))
 		if err == nil {
 			y.ran.Store(true)
+		}
+		if unclear(err) {
+			y.lost.Store(true)
 		}
 		if err == nil || unclear(err) {
 			y.dirty.Store(true)

@@ -33,6 +33,7 @@ type syncer struct {
 	units   int
 	doubt   bool        // a request that was cut off may still make something in the scratch directory
 	dirty   atomic.Bool // there may be one: a script has run, or may have
+	lost    atomic.Bool // a script was cut off, and may run later
 	ran     atomic.Bool // a script has run, so the sandbox was awake
 	leaving bool        // only scratch files are removed from now on
 	zip     bool        // the sandbox has gzip, and it may be used
@@ -227,8 +228,12 @@ func (y *syncer) timed(size int64, began time.Time) {
 
 // put uploads a scratch file.
 func (y *syncer) put(ctx context.Context, name string, body io.ReadSeeker, size int64) error {
-	err := y.awake(ctx, func() error { return y.client.upload(ctx, y.l.scope.id, y.scratch(name), body, size) })
-	y.doubt = y.doubt || err != nil
+	err := y.awake(ctx, func() error {
+		tries := &attempts{ReadSeeker: body}
+		err := y.client.upload(ctx, y.l.scope.id, y.scratch(name), tries, size)
+		y.doubt = y.doubt || err != nil || tries.n > 1
+		return err
+	})
 	var unread *uploadError
 	if !errors.As(err, &unread) {
 		return err
@@ -237,6 +242,19 @@ func (y *syncer) put(ctx context.Context, name string, body io.ReadSeeker, size 
 		return ErrSyncChanged
 	}
 	return hostError(unread.cause)
+}
+
+// attempts counts how often an upload is begun: one that was cut off may arrive after
+// the next one has succeeded.
+type attempts struct {
+	io.ReadSeeker
+	n int
+}
+
+// Seek begins an attempt.
+func (a *attempts) Seek(offset int64, whence int) (int64, error) {
+	a.n++
+	return a.ReadSeeker.Seek(offset, whence)
 }
 
 // A background runs one thing at a time beside its owner, who waits for it.
