@@ -109,7 +109,7 @@ type SyncOperation struct {
 // touched. Where it is the workspace itself the directory can only be merged
 // into. Missing directories above a remote target are made. The local path is
 // absolute, or relative to the working directory of this process; the directory
-// above a local target must exist.
+// above a local target must exist, so the root of a file system is none.
 //
 // No symbolic link is followed on the way, on neither side: a source or target
 // that is one is refused (but a local target that is to become a file is

@@ -116,6 +116,7 @@ func TestSyncLooksAtAllMappingsFirst(t *testing.T) {
 		{createos.SyncMapping{Source: "file", Target: r.local("d")}, createos.ErrSyncKind},
 		{createos.SyncMapping{Source: "fifo", Target: r.local("x")}, createos.ErrSyncKind},
 		{createos.SyncMapping{Source: "file", Target: r.local("x"), Kind: createos.SyncDir}, createos.ErrSyncKind},
+		{createos.SyncMapping{Source: "dir", Target: "/", Merge: true}, createos.ErrSyncKind},
 	} {
 		_, err := r.out(t.Context(), goodOut, c.bad)
 		require.ErrorIs(t, err, c.want, "%+v", c.bad)

@@ -130,13 +130,16 @@ func (t *Target) Close() {
 }
 
 // Look returns the kind of what is at a path whose parent must exist, 0 for
-// nothing. It changes nothing.
+// nothing. It changes nothing. The root of a file system is no target: it is ErrNotFile.
 func Look(name string) (archive.Kind, error) {
 	parent, base, err := openParent(name)
 	if err != nil {
 		return 0, err
 	}
 	defer parent.Close()
+	if base == "." {
+		return 0, ErrNotFile
+	}
 	return look(parent, base)
 }
 
