@@ -131,10 +131,15 @@ type SyncMapping struct {
 	Mode fs.FileMode
 	// Exclude leaves out what matches one of the patterns, with all below
 	// it. "*", "?", "[a-z]" and "{a,b}" match within one name, "**" any number
-	// of directories. A pattern without a slash is matched against every name
-	// at every depth; one with a slash against the whole path from the top of
-	// the tree. A slash at the end matches directories only. What is excluded
-	// is not deleted in the target either, when that is merged into.
+	// of directories, and "\\" takes the next character for itself. A pattern
+	// without a slash is matched against every name at every depth; one with
+	// a slash against the whole path from the top of the tree, which a slash at
+	// the beginning means as well, so that "/build" is the one at the top. A
+	// slash at the end does not count, but matches directories only. Nothing
+	// is taken back: a pattern must not begin with "!", nor have an empty name,
+	// "." or "..", which match nothing. What is excluded is not deleted in the
+	// target either, when that is merged into. A mapping of a file ignores
+	// Exclude, and Delete.
 	Exclude []string
 	// FollowSymlinks, for SyncOut of directories only, moves the file that a
 	// link leads to, if it is a regular file within the workspace. Links to

@@ -49,6 +49,14 @@ func TestSyncRefusesImpossibleMappings(t *testing.T) {
 		"Mode: setuid":            with(func(m *createos.SyncMapping) { m.Mode = fs.ModeSetuid | 0o755 }),
 		"Exclude: malformed":      with(func(m *createos.SyncMapping) { m.Exclude = []string{"[a"} }),
 		"Exclude: empty":          with(func(m *createos.SyncMapping) { m.Exclude = []string{""} }),
+		"Exclude: dot":            with(func(m *createos.SyncMapping) { m.Exclude = []string{"ok", "./build"} }),
+		"Exclude: dots":           with(func(m *createos.SyncMapping) { m.Exclude = []string{"../s"} }),
+		"Exclude: dots inside":    with(func(m *createos.SyncMapping) { m.Exclude = []string{"/a/../s"} }),
+		"Exclude: dot at the end": with(func(m *createos.SyncMapping) { m.Exclude = []string{"a/."} }),
+		"Exclude: empty name":     with(func(m *createos.SyncMapping) { m.Exclude = []string{"build//x"} }),
+		"Exclude: two slashes":    with(func(m *createos.SyncMapping) { m.Exclude = []string{"build//"} }),
+		"Exclude: slash":          with(func(m *createos.SyncMapping) { m.Exclude = []string{"/"} }),
+		"Exclude: taken back":     with(func(m *createos.SyncMapping) { m.Exclude = []string{"*.o", "!keep.o"} }),
 		"FollowSymlinks: in":      with(func(m *createos.SyncMapping) { m.FollowSymlinks = true }),
 		"Delete: without a merge": with(func(m *createos.SyncMapping) { m.Delete = true }),
 	} {
@@ -147,10 +155,10 @@ func TestSyncTakesManyMappings(t *testing.T) {
 func TestSyncExcludes(t *testing.T) {
 	t.Parallel()
 	r := newSyncRig(t, createostest.Options{})
-	for _, f := range []string{"a.o", "a.c", "d/b.o", "d/b.c", "d/node_modules/x", "build/x", "d/build/x", "docs/a/b/c.md", "docs/x.txt", "tmp", "e/tmp/x"} {
+	for _, f := range []string{"!x", "a.o", "a.c", "d/b.o", "d/b.c", "d/node_modules/x", "build/x", "d/build/x", "docs/a/b/c.md", "docs/x.txt", "tmp", "e/tmp/x"} {
 		r.write(r.local("src/"+f), f)
 	}
-	m := createos.SyncMapping{Source: r.local("src"), Target: "dst", Exclude: []string{"*.o", "node_modules", "/build", "docs/**/*.md", "tmp/"}}
+	m := createos.SyncMapping{Source: r.local("src"), Target: "dst", Exclude: []string{"*.o", "node_modules", "/build", "docs/**/*.md", "tmp/", `\!x`}}
 	_, err := r.in(t.Context(), m)
 	require.NoError(t, err)
 	want := []string{"a.c", "d/b.c", "d/build/x", "docs/x.txt", "tmp"}

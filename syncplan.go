@@ -137,11 +137,29 @@ func (p *syncPlan) planMapping(m *mapping) (problem, field string) {
 		return "is the workspace itself, which can only be merged into", remoteField
 	}
 	for _, pattern := range m.Exclude {
-		if pattern == "" || strings.ContainsRune(pattern, 0) || !doublestar.ValidatePattern(pattern) {
-			return "has a pattern that is empty or malformed", "Exclude"
+		if problem := patternProblem(pattern); problem != "" {
+			return problem, "Exclude"
 		}
 	}
 	return "", ""
+}
+
+// patternProblem says what is wrong with a pattern. One that looks as if it meant
+// something and matches nothing would let pass what its author wants to keep back.
+func patternProblem(pattern string) string {
+	switch {
+	case pattern == "" || strings.ContainsRune(pattern, 0) || !doublestar.ValidatePattern(pattern):
+		return "has a pattern that is empty or malformed"
+	case strings.HasPrefix(pattern, "!"):
+		return `has a pattern that begins with "!", which must be escaped: nothing is taken back`
+	}
+	rest := strings.TrimSuffix(strings.TrimPrefix(pattern, "/"), "/")
+	for part := range strings.SplitSeq(rest, "/") {
+		if part == "" || part == "." || part == ".." {
+			return `has a pattern with an empty name, "." or "..", which matches nothing`
+		}
+	}
+	return ""
 }
 
 // inWorkspace makes a remote path relative to the workspace.
