@@ -131,7 +131,7 @@ type SyncMapping struct {
 	Mode fs.FileMode
 	// Exclude leaves out what matches one of the patterns, with all below
 	// it. "*", "?", "[a-z]" and "{a,b}" match within one name, "**" any number
-	// of directories, and "\\" takes the next character for itself. A pattern
+	// of directories, and "\" takes the next character for itself. A pattern
 	// without a slash is matched against every name at every depth; one with
 	// a slash against the whole path from the top of the tree, which a slash at
 	// the beginning means as well, so that "/build" is the one at the top. A
@@ -259,7 +259,9 @@ type SyncSkip struct {
 //
 // Failure of an operation ends the sync: the error is a [*SyncError] that names
 // it, and those after it are not begun. What an earlier mapping or operation has
-// put in its place stays. The result is never nil.
+// put in its place stays. The result is never nil. An error from outside of an
+// operation, such as that of a lease that is gone at the first step, is no
+// [*SyncError].
 //
 // The end of ctx, a Release or Destroy of the lease (ErrLeaseClosing) and
 // Shutdown (ErrShutdown) cancel it, and it returns when its scratch files are

@@ -80,7 +80,9 @@ func TestSyncRefusesImpossibleMappings(t *testing.T) {
 	}
 	bad := createos.Sync{Operations: []createos.SyncOperation{{Commands: []createos.Command{{}}}}}
 	_, err := r.driver.SyncIn(t.Context(), r.env, r.lease, bad)
-	require.ErrorContains(t, err, "Command.Name")
+	var input *createos.InputError
+	require.ErrorAs(t, err, &input)
+	require.Equal(t, "Sync.Operations[0].Commands[0].Name", input.Field)
 	_, err = r.driver.SyncOut(t.Context(), r.env, r.lease, bad)
 	require.ErrorContains(t, err, "Commands")
 	require.Empty(t, r.srv.Requests(), "nothing was sent")

@@ -39,8 +39,9 @@ var (
 	// ErrSyncWrite: the sandbox could not write or place the files: a full
 	// disk, or a permission.
 	ErrSyncWrite = errors.New("createos: the sandbox could not write the files")
-	// ErrSyncStep: a step in the sandbox did not end in time, or was lost.
-	ErrSyncStep = errors.New("createos: a step of the sync in the sandbox did not end")
+	// ErrSyncStep: a step in the sandbox did not end in time, was lost, or failed
+	// in a way that is not known.
+	ErrSyncStep = errors.New("createos: a step of the sync in the sandbox did not come to its end")
 )
 
 // A SyncError says which part of a sync failed. It names neither paths nor

@@ -1,6 +1,7 @@
 package createos
 
 import (
+	"errors"
 	"fmt"
 	"path"
 	"strings"
@@ -94,7 +95,7 @@ func (p *syncPlan) planOperation(op *SyncOperation, index int) ([]*mapping, erro
 	}
 	for i := range op.Commands {
 		if err := op.Commands[i].check(); err != nil {
-			return nil, fmt.Errorf("%s.Commands[%d]: %w", field, i, err)
+			return nil, withinField(err, fmt.Sprintf("%s.Commands[%d]", field, i))
 		}
 	}
 	list := make([]*mapping, len(op.Mappings))
@@ -105,6 +106,15 @@ func (p *syncPlan) planOperation(op *SyncOperation, index int) ([]*mapping, erro
 		}
 	}
 	return list, nil
+}
+
+// withinField makes an error about a command one about that of a field.
+func withinField(err error, field string) error {
+	var input *InputError
+	if errors.As(err, &input) {
+		return &InputError{field + strings.TrimPrefix(input.Field, "Command"), input.Problem}
+	}
+	return err
 }
 
 // planMapping completes a mapping and says what is wrong with which field.
