@@ -278,10 +278,11 @@ type SyncSkip struct {
 // run for a moment longer and then finds its scratch directory gone. The commands
 // of an operation are another matter, and treated as by Exec.
 //
-// Any number of syncs and commands may run on one lease. Of those of one driver
-// only the first look and the last step, the putting in place, are done one after
-// the other, so of two to the same target the later one wins as a whole. Two
-// processes must not sync to the same target at the same time.
+// Any number of syncs and commands may run on one lease. Mappings of one driver to
+// the same target are worked on one after the other, so the later one wins as a
+// whole. Of others only the first look and the last step, the putting in place, are
+// done one after the other. Two processes must not sync to the same target at the
+// same time.
 //
 // Errors from before anything was sent: as for Exec, with [ErrForeignLease] for a
 // lease of somebody else, and an [*InputError] for a mapping that cannot be;

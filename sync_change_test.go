@@ -165,3 +165,40 @@ func TestSyncOutNoticesAFileThatGrows(t *testing.T) {
 	r.srv.ClearFaults()
 	r.clean()
 }
+
+// While a delta is on its way another one goes to the same target. What the first has
+// found there is what it goes by, so the second waits.
+func TestSyncInDeltasToOneTargetWaitForEachOther(t *testing.T) {
+	t.Parallel()
+	r := newSyncRig(t, createostest.Options{})
+	r.write(r.remote("dst/f"), "v0")
+	r.write(r.local("first/f"), "v0") // which need not be moved
+	r.write(r.local("first/g"), "first")
+	r.write(r.local("second/f"), "v1")
+	delta := func(name, target string) error {
+		_, err := r.in(t.Context(), createos.SyncMapping{Source: r.local(name), Target: target, Delta: true, Delete: true})
+		return err
+	}
+	sent, moveOn := make(chan struct{}), make(chan struct{})
+	r.srv.Fail(createostest.Fault{When: scratchFile("PUT", "p."), Nth: 1, Before: func() {
+		close(sent)
+		<-moveOn
+	}})
+	first, second := make(chan error, 1), make(chan error, 1)
+	go func() { first <- delta("first", "dst") }()
+	<-sent
+	require.NoError(t, delta("second", "another"), "one to another target does not wait")
+	go func() { second <- delta("second", r.remote("dst")) }()
+	select {
+	case err := <-second:
+		t.Errorf("did not wait: %v", err)
+		second <- err
+	case <-time.After(500 * time.Millisecond):
+	}
+	close(moveOn)
+	require.NoError(t, <-first)
+	require.NoError(t, <-second)
+	require.Equal(t, "v1", r.content(r.remote("dst/f")))
+	require.NoFileExists(t, r.remote("dst/g"))
+	r.clean()
+}

@@ -20,8 +20,14 @@ import (
 	"github.com/createos-lease/createos/internal/manifest"
 )
 
-// in moves one mapping into the sandbox.
+// in moves one mapping into the sandbox. Of this driver one at a time does so to a
+// target: what differs there must be the same when it is put in place.
 func (y *syncer) in(ctx context.Context, m *mapping, r *SyncOperationResult) error {
+	unlock, err := y.d.commits.Lock(ctx, y.sandboxKey()+"\x00"+m.remote)
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	if m.Kind == SyncFile {
 		return y.inFile(ctx, m, r)
 	}
@@ -82,8 +88,10 @@ func (m *mapping) fileMode(own fs.FileMode) fs.FileMode {
 
 // lockCommits keeps the syncs of this driver on one sandbox apart.
 func (y *syncer) lockCommits(ctx context.Context) (unlock func(), err error) {
-	return y.d.commits.Lock(ctx, y.l.scope.origin+"\x00"+y.l.scope.id)
+	return y.d.commits.Lock(ctx, y.sandboxKey())
 }
+
+func (y *syncer) sandboxKey() string { return y.l.scope.origin + "\x00" + y.l.scope.id }
 
 // commit runs the last step of a mapping. Of a sandbox one at a time does.
 func (y *syncer) commit(ctx context.Context, body string) (string, error) {
