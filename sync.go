@@ -137,7 +137,10 @@ type SyncMapping struct {
 	// the beginning means as well, so that "/build" is the one at the top. A
 	// slash at the end does not count, but matches directories only. Nothing
 	// is taken back: a pattern must not begin with "!", nor have an empty name,
-	// "." or "..", which match nothing. What is excluded is not deleted in the
+	// "." or "..", which match nothing. A directory of the sandbox that is
+	// excluded by a plain name, or path, without "*" and the like, is not even
+	// looked at; what is excluded otherwise is: it costs time, with Delta that
+	// of its digests, and must not change meanwhile. What is excluded is not deleted in the
 	// target either, when that is merged into. A mapping of a file ignores
 	// Exclude, and Delete.
 	Exclude []string

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -598,6 +599,44 @@ func TestSyncWakesAPausedSandbox(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, 1, hit.Hits(), method)
 		r.srv.ClearFaults()
+	}
+	r.clean()
+}
+
+// What is excluded by its plain name is not looked at in the sandbox: it may be large,
+// and change all the time. Other patterns have the same result.
+func TestSyncDoesNotLookAtWhatIsExcluded(t *testing.T) {
+	t.Parallel()
+	r := newSyncRig(t, createostest.Options{})
+	kept := []string{"a", "d/plain file", "up", "build2/x", "d/build/x", "n/dir-only"}
+	for _, f := range append(slices.Clone(kept), "node modules/x", "d/node modules/y", "build/x", "p/q'\xff/x", "dir-only/x", "n/up/x.o", "x.o") {
+		r.write(r.remote("src/"+f), f)
+	}
+	m := createos.SyncMapping{
+		Source: "src", Target: r.local("out"), Exclude: []string{"node modules", "/build", "p/q'\xff/", "dir-only/", "*.o"},
+	}
+	for _, how := range []createos.SyncMapping{{}, {Delta: true}, {FollowSymlinks: true}} {
+		m.Delta, m.FollowSymlinks = how.Delta, how.FollowSymlinks
+		require.NoError(t, os.RemoveAll(m.Target))
+		var lists []byte
+		for _, prefix := range []string{"list.", "sums."} {
+			r.srv.Fail(createostest.Fault{When: scratchFile("GET", prefix), Reply: func(s int, b []byte) (int, []byte) {
+				lists = append(lists, b...)
+				return s, b
+			}})
+		}
+		res, err := r.out(t.Context(), m)
+		r.srv.ClearFaults()
+		require.NoError(t, err)
+		require.Equal(t, len(kept), res.Operations[0].Files)
+		for _, f := range kept {
+			require.Equal(t, f, r.content(filepath.Join(m.Target, f)))
+		}
+		for _, f := range []string{"node modules", "build/", "q'", "dir-only/"} {
+			list := strings.ReplaceAll(strings.ReplaceAll(string(lists), "d/build/", ""), "build2/", "")
+			require.NotContains(t, list, f)
+		}
+		require.Contains(t, string(lists), "x.o")
 	}
 	r.clean()
 }

@@ -69,11 +69,7 @@ func (y *syncer) remoteTree(ctx context.Context, m *mapping, mayMiss bool, misfi
 		text += guestFollow
 		names = append(names, "follow")
 	}
-	prune := ""
-	if m.remote == "." {
-		prune = "-path ./" + runtimeDir + " -prune -o"
-	}
-	out, err := y.step(ctx, guestDown(m.remote, true, false)+fmt.Sprintf(text, n, prune))
+	out, err := y.step(ctx, guestDown(m.remote, true, false)+fmt.Sprintf(text, n, m.prune()))
 	if mayMiss && errors.Is(err, ErrSyncMissing) {
 		return &tree{absent: true}, nil
 	}
@@ -121,6 +117,39 @@ func (y *syncer) remoteTree(ctx context.Context, m *mapping, mayMiss bool, misfi
 	}
 	t := &tree{mode: fs.FileMode(mode).Perm()}
 	return t, t.fill(connected(listed, refusedList()), y.plan.limits, y.plan.dir == syncOut)
+}
+
+// maxPruned bounds the names that prune gives find.
+const maxPruned = 16 << 10
+
+// prune keeps find from what is excluded by a plain name: often that is large, is hashed
+// in vain, and changes while find walks through it, which ends the walk. What other
+// patterns match is taken out of the list.
+func (m *mapping) prune() string {
+	var tests []string
+	if m.remote == "." {
+		tests = append(tests, "-path ./"+runtimeDir)
+	}
+	size := 0
+	for _, pattern := range m.Exclude {
+		name, onlyDir := strings.CutSuffix(pattern, "/")
+		size += len(name)
+		if strings.ContainsAny(name, `*?[]{}\`) || size > maxPruned {
+			continue
+		}
+		test := "-name " + guestWord(name)
+		if strings.Contains(name, "/") {
+			test = "-path " + guestWord("./"+strings.TrimPrefix(name, "/"))
+		}
+		if onlyDir {
+			test = "-type d " + test
+		}
+		tests = append(tests, test)
+	}
+	if len(tests) == 0 {
+		return ""
+	}
+	return `\( ` + strings.Join(tests, " -o ") + ` \) -prune -o`
 }
 
 // followLink puts a file in the place of the link that leads to it.
