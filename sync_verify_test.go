@@ -52,6 +52,7 @@ func TestSyncVerifiesListsOfNames(t *testing.T) {
 				r.write(r.remote("dst/"+name), "o")
 			}
 			r.write(r.local("src/keep"), "k")
+			r.write(r.local("src/new"), "not put either")
 			r.write(r.remote("dst/keep"), "k")
 			r.write(r.remote("dst/precious/x"), "excluded")
 			want := snapshot(t, r.remote("dst"))

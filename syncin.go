@@ -258,7 +258,8 @@ func (y *syncer) sendTree(ctx context.Context, m *mapping, root *os.Root, mode f
 		if err != nil {
 			return 0, err
 		}
-		body += guestInto(m.remote) + guestOpen + first + guestFit + guestDelete + guestMerge + last + guestDelete + "shut\n" + modes +
+		body += first + "first=$f\n" + last + "last=$f\n" + guestInto(m.remote) + guestOpen +
+			"L=$first\n" + guestFit + guestDelete + guestMerge + "L=$last\n" + guestDelete + "shut\n" + modes +
 			fmt.Sprintf("[ -z \"$fresh\" ] || chmod %o . || exit 96\n", mode)
 	} else {
 		body += modes + guestDown(m.remote, false, true) + replaceBody(m.remote, mode)
@@ -284,14 +285,14 @@ func (y *syncer) sendTree(ctx context.Context, m *mapping, root *os.Root, mode f
 	return min(deleted, diff.removals()), nil
 }
 
-// deleteList uploads names, from the bottom up, and returns the line that makes $L the
+// deleteList uploads names, from the bottom up, and returns the line that makes $f the
 // list of them.
 func (y *syncer) deleteList(ctx context.Context, list *manifest.List) (string, error) {
 	claim, err := y.putNames(ctx, "del", manifest.BottomUp(list.All()))
 	if claim == "" {
 		claim = "f=/dev/null\n"
 	}
-	return claim + "L=$f\n", err
+	return claim, err
 }
 
 // sendUnits sends what is in a tree into the scratch directory "tree." and the

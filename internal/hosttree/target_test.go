@@ -79,6 +79,9 @@ func TestOpenTargetEndsWhatWasKilled(t *testing.T) {
 		"staging":       {[]string{".createos-new.d/x", "d/old"}, []string{"d"}},
 		"between":       {[]string{".createos-new.d/x", ".createos-old.d/old"}, []string{"d"}},
 		"before the rm": {[]string{".createos-old.d/older", "d/old"}, []string{"d"}},
+		"in the rm":     {[]string{".createos-gone.d.0/older", ".createos-gone.d.7/older", "d/old"}, []string{"d"}},
+		"twice":         {[]string{".createos-gone.d.0/x", ".createos-old.d/older", "d/old"}, []string{"d"}},
+		"others' rm":    {[]string{".createos-gone.e.0/older", "d/old"}, []string{".createos-gone.e.0", "d"}},
 		"others'":       {[]string{".createos-old.e/older", "d/old"}, []string{".createos-old.e", "d"}},
 		"nothing":       {[]string{"x"}, []string{"x"}},
 	} {
