@@ -156,7 +156,9 @@ type SyncMapping struct {
 	// Directories that must not be written to are made writable while it lasts.
 	Merge bool
 	// Delta moves only the files whose size, mode or SHA-256 differs, and
-	// implies Merge. A file of the target that cannot be read differs.
+	// implies Merge. A file of the target that cannot be read differs. Both
+	// sides read all of their files for it, whatever their times say: it saves
+	// the transfer, and the writing, of what is the same.
 	Delta bool
 	// Delete removes from a target directory that is merged into what is not
 	// in the source, of any kind. A directory in which something excluded is
