@@ -506,9 +506,8 @@ func TestSyncThatIsCancelledWakesNothing(t *testing.T) {
 			for _, q := range r.srv.Requests() {
 				require.NotContains(t, q.Route, "resume")
 			}
-			if !fault.DropReply { // else something could be there
-				require.Empty(t, res.Warnings)
-			}
+			// Where a request was sent something could be there, whatever the answer says.
+			require.Equal(t, fault.Status == 0, len(res.Warnings) == 1)
 			r.srv.ClearFaults()
 		})
 	}

@@ -285,7 +285,7 @@ func (y *syncer) script(ctx context.Context, body string) (string, error) {
 		if unclear(err) {
 			y.lost.Store(true)
 		}
-		if err == nil || unclear(err) {
+		if !notSent(err) { // even a refusal may come after the work was done
 			y.dirty.Store(true)
 		}
 		switch {
