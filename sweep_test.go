@@ -328,7 +328,8 @@ func TestFoundByTheSweep(t *testing.T) {
 			at("PUT /v1/sandboxes/{id}/files", "hangs before", false), at(sandbox, "404", false)}},
 		"a pause hung until the last sighting was old, and then a 404 was believed": {"Release, pause", []incident{
 			at("POST /v1/sandboxes/{id}/pause", "hangs before", false), at(get, "404", false)}},
-		"a step that hung was given its whole time four times": {"SyncIn, directory", []incident{at(runWorkspace, "hangs before", true)}},
+		"a step that hung was given its whole time four times":                     {"SyncIn, directory", []incident{at(runWorkspace, "hangs before", true)}},
+		"a first step that was done, and refused all the same, left its directory": {"SyncIn, directory", []incident{at(runWorkspace, "409 after", true)}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			i := slices.IndexFunc(operations, func(op operation) bool { return op.name == c.op })
